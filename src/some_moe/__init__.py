@@ -1,0 +1,29 @@
+"""SoME: Self-Organizing Mixtures of Experts. The public names load torch only when they are used."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
+    from some_moe.model.layer import SomeLayer
+    from some_moe.model.transformer import SomeLM
+
+_HOMES = {
+    "SomeLM": "some_moe.model.transformer",
+    "SomeLayer": "some_moe.model.layer",
+    "ModelConfig": "some_moe.config",
+    "GravityConfig": "some_moe.config",
+    "DataConfig": "some_moe.config",
+    "TrainConfig": "some_moe.config",
+    "RunConfig": "some_moe.config",
+}
+__all__ = ["DataConfig", "GravityConfig", "ModelConfig", "RunConfig", "SomeLM", "SomeLayer", "TrainConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'some_moe' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

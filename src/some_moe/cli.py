@@ -1,0 +1,227 @@
+"""The command `some`. Listings answer at once: what is heavy is imported by the command that needs it."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+class UsageError(ValueError):
+    """Bad input on the command line. Its message is one sentence that names the value and the cure."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: a summary for the help, and what runs with the remaining arguments."""
+
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands under one word."""
+
+    summary: str
+    commands: "dict[str, Command | Group]"
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments of one command, with errors of one sentence and no abbreviations."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False, add_help=False)
+        self.add_argument("-h", "--help", action="help", help="print this help and stop")
+
+    def error(self, message: str) -> NoReturn:
+        needed = message.removeprefix("the following arguments are required: ")
+        if needed != message:
+            raise UsageError(f"`{self.prog}` needs {needed}; see `{self.prog} --help`")
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+    def parse(self, arguments: list[str]) -> argparse.Namespace:
+        """Parse all of `arguments`; an unknown one is named, with the nearest option."""
+        options = list(self._option_string_actions)
+        for word in arguments:
+            if word.startswith("-") and word.split("=")[0] not in options:
+                raise UsageError(f"{word} is not an option of `{self.prog}`{_suggest(word, options, self.prog)}")
+        parsed, unknown = self.parse_known_args(arguments)
+        if unknown:
+            raise UsageError(f"{unknown[0]!r} is one argument too many for `{self.prog}`; leave it out")
+        return parsed
+
+
+def list_experiments(arguments: list[str]) -> int:
+    """Print every registered experiment, by series."""
+    parser = Parser("some experiments list", "List every published run, study and baseline, by series.")
+    parser.add_argument("--json", action="store_true", help="print an array of short objects")
+    wants_json = parser.parse(arguments).json
+
+    from some_moe.report.layout import Style
+    from some_moe.report.listing import describe_all, format_listing
+
+    if wants_json:
+        return write_json(describe_all())
+    return write(format_listing(width=terminal_width(), style=Style(on_terminal())))
+
+
+def show_experiment(arguments: list[str]) -> int:
+    """Print all about one experiment."""
+    parser = Parser(
+        "some experiments show",
+        "Print one experiment: its config, what is assumed in it, its exact size, and what was published.",
+    )
+    parser.add_argument("name", metavar="NAME", help="a registered name, such as A1; case does not matter")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    parsed = parser.parse(arguments)
+
+    from some_moe.experiments.registry import find_experiment
+    from some_moe.report.card import describe, format_card
+    from some_moe.report.layout import Style
+
+    experiment = find_experiment(parsed.name)
+    if parsed.json:
+        return write_json(describe(experiment))
+    return write(format_card(experiment, width=terminal_width(), style=Style(on_terminal())))
+
+
+COMMANDS = Group(
+    "SoME: a laboratory for self-organizing mixtures of experts",
+    {
+        "experiments": Group(
+            "the registry: published runs, studies and baselines",
+            {
+                "list": Command("list them all, by series", list_experiments),
+                "show": Command("print all about one", show_experiment),
+            },
+        ),
+    },
+)
+"""Every command there is. A function named here imports what it needs when it runs, never before."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without "×" gets "?", not a traceback
+    try:
+        code = dispatch("some", COMMANDS, arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader has gone (`| head`). What is still buffered goes nowhere, so that exit cannot fail on it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ValueError as error:
+        if not is_bad_input(error):
+            raise
+        print(f"some: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def dispatch(prog: str, group: Group, arguments: list[str]) -> int:
+    """Run the command that the first words name, with the rest of them."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return write(format_help(prog, group))
+    word, *rest = arguments
+    if group is COMMANDS and word == "--version":
+        from some_moe import __version__
+
+        return write(f"some {__version__}\n")
+    if word not in group.commands:
+        raise UsageError(_refuse_word(prog, group, word))
+    chosen = group.commands[word]
+    if isinstance(chosen, Group):
+        return dispatch(f"{prog} {word}", chosen, rest)
+    try:
+        return chosen.run(rest)
+    except SystemExit as stop:  # argparse leaves this way after --help
+        return stop.code if isinstance(stop.code, int) else 0
+
+
+def _refuse_word(prog: str, group: Group, word: str) -> str:
+    for name, inner in group.commands.items():
+        if isinstance(inner, Group) and word in inner.commands:
+            return f"{word!r} is not a command of `{prog}`; did you mean `{prog} {name} {word}`?"
+    if word.startswith("-"):
+        return f"{word} is not an option of `{prog}`{_suggest(word, list(_options(group)), prog)}"
+    return f"{word!r} is not a command of `{prog}`{_suggest(word, list(group.commands), prog)}"
+
+
+def _options(group: Group) -> dict[str, str]:
+    options = {"--help": "print this help and stop"}
+    if group is COMMANDS:
+        options["--version"] = "print the version and stop"
+    return options
+
+
+def format_help(prog: str, group: Group) -> str:
+    """Return the help of one level: its commands, and how to learn more."""
+    options = _options(group)
+    longest = max(map(len, [*group.commands, *options]))
+    lines = [
+        f"usage: {prog} COMMAND …",
+        "",
+        f"{group.summary[0].upper()}{group.summary[1:]}.",
+        "",
+        "commands:",
+    ]
+    lines += [f"  {name.ljust(longest)}  {command.summary}" for name, command in group.commands.items()]
+    lines += ["", "options:"]
+    lines += [f"  {name.ljust(longest)}  {meaning}" for name, meaning in options.items()]
+    lines += ["", f"`{prog} COMMAND --help` says more about a command."]
+    return "\n".join(lines) + "\n"
+
+
+def is_bad_input(error: ValueError) -> bool:
+    """Whether an error is the user's to cure; any other is a fault of ours and keeps its traceback."""
+    if isinstance(error, UsageError):
+        return True
+    from some_moe.config import ConfigError
+
+    return isinstance(error, ConfigError)
+
+
+def _suggest(word: str, known: list[str], prog: str) -> str:
+    from some_moe.config import did_you_mean
+
+    return did_you_mean(word, known) or f"; see `{prog} --help`"
+
+
+def write(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
+
+
+def write_json(value: Any) -> int:
+    import json
+
+    return write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def on_terminal() -> bool:
+    """Whether emphasis may be used."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def terminal_width() -> int | None:
+    """Return the terminal's width, or None where stdout is a file or a pipe and nothing need be wrapped."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+if __name__ == "__main__":
+    from some_moe.cli import main as run_main  # the importable copy, so that its errors are the same classes
+
+    raise SystemExit(run_main())

@@ -1,0 +1,128 @@
+"""The base of every config: frozen data, one-sentence errors, dotted overrides, YAML round trip."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used. Its message is one sentence that names the value and the cure."""
+
+
+def did_you_mean(word: str, choices: list[str]) -> str:
+    """Return a hint such as "; did you mean 'top_k'?", or "" when nothing is near."""
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+class Config(BaseModel):
+    """Frozen settings. Construction validates; a bad value raises `ConfigError`."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=False,
+        # A field called model_... would be refused otherwise; RunConfig.model is the contract's name.
+        protected_namespaces=(),
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_sentence(type(self), error)) from None
+
+    def override(self, changes: Mapping[str, Any]) -> Self:
+        """Return a validated copy with dotted names replaced, e.g. {"model.top_k": 2}."""
+        values = self.model_dump()
+        for name, value in changes.items():
+            *path, last = name.split(".")
+            target: Any = values
+            for part in path:
+                target = target.get(part) if isinstance(target, dict) else None
+            if not isinstance(target, dict) or last not in target:
+                raise ConfigError(f"{name} is not a field{did_you_mean(name, self.field_names())}")
+            target[last] = value
+        return type(self)(**values)
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """Every dotted field name, in the order of declaration."""
+        names = []
+        for name, field in cls.model_fields.items():
+            inner = field.annotation
+            if isinstance(inner, type) and issubclass(inner, Config):
+                names += [f"{name}.{inner_name}" for inner_name in inner.field_names()]
+            else:
+                names.append(name)
+        return names
+
+    def flatten(self) -> dict[str, Any]:
+        """Return {dotted name: value}, with tuples as lists (as YAML and JSON see them)."""
+        return _flatten(self.model_dump(mode="json"))
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Self:
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            where = getattr(error, "problem_mark", None)
+            line = f" at line {where.line + 1}" if where else ""
+            raise ConfigError(f"the config is not valid YAML{line}; compare it with a saved config.yaml") from None
+        if values is None:
+            values = {}
+        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+            raise ConfigError("the config must be a mapping of fields, such as 'model: {d_model: 384}'")
+        return cls(**values)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(f"cannot read the config {str(path)!r}: {reason}") from None
+        return cls.from_yaml(text)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _sentence(config: type[Config], error: ValidationError) -> str:
+    """Turn pydantic's first complaint into one sentence that names the field and the value."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    name = ".".join(path)
+    if first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+        # A nested config has already named its own field; only the room's name is missing.
+        return f"{name}.{message}" if name and isinstance(first["ctx"]["error"], ConfigError) else message
+    if first["type"] == "extra_forbidden":
+        return f"{name} is not a field{did_you_mean(path[-1], list(config.model_fields))}"
+    complaint = first["msg"].removeprefix("Input should be ")
+    return f"{name} must be {complaint}, but it is {first['input']!r}"

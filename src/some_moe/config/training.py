@@ -1,0 +1,114 @@
+"""What is read, and how it is learned."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from some_moe.config.base import Config, ConfigError, Count, Natural, NonNegative, Positive, Share
+
+
+class DataConfig(Config):
+    """What is read, how it is cut into rows, and which positions count."""
+
+    source: str = "stories"
+    """`stories` (generated), a .txt, .jsonl or .parquet file or a folder of them, or hf:OWNER/NAME."""
+    seq_len: Annotated[int, Field(ge=2)] = 384
+    """Longest row, in tokens; a longer story is cut."""
+    separator: str = ""
+    """What ends a document in a .txt file; empty means <|endoftext|> where it occurs, else a blank line."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use; null trains one on the training stories."""
+    batch_size: Count = 32
+    """Rows in a batch."""
+    batching: Literal["bucketed", "padded", "packed"] = "bucketed"
+    """One story a row with neighbours of like length; every row padded to seq_len; or rows filled with stories."""
+    train_subset_size: Count | None = None
+    """Use at most so many training stories; null is all."""
+    val_subset_size: Count | None = None
+    """Use at most so many validation stories, and as many test stories; null is all."""
+    workers: Count = 1
+    """Threads that lay batches out."""
+    prefetch: Natural = 4
+    """Batches laid out ahead of the one in use."""
+    loss_on: Literal["text", "all_positions"] = "text"
+    """What the training loss averages over: real tokens, or padding too (the reports' v2–v4; needs padded rows)."""
+    count_padding: bool = False
+    """Padding positions count in usage, gini, entropy and gravity (the reports' v2–v4; needs padded rows)."""
+
+    @model_validator(mode="after")
+    def _check_padding(self) -> Self:
+        for name, wanted in (("loss_on: all_positions", self.loss_on != "text"),
+                             ("count_padding", self.count_padding)):  # fmt: skip
+            if wanted and self.batching != "padded":
+                raise ConfigError(f"{name} needs rows of one length; set batching: padded, not {self.batching}")
+        return self
+
+
+class TrainConfig(Config):
+    """How it is learned."""
+
+    learning_rate: Positive = 6e-4
+    """Highest learning rate."""
+    epochs: Count = 4
+    """Passes over the training stories."""
+    max_steps: Count | None = None
+    """Stop after so many optimizer steps, even within an epoch; null is no limit."""
+    global_batch_tokens: Count | None = None
+    """Positions a step, reached by accumulating gradients over batches; null is one batch a step."""
+    weight_decay: NonNegative = 0.1
+    """AdamW's decay."""
+    decay_on: Literal["matrices", "all"] = "matrices"
+    """What decays: matrices alone, or every parameter as a plain AdamW would."""
+    warmup: Share = 0.03
+    """Share of the steps over which the rate rises from 0; then it falls along a half cosine."""
+    min_rate_share: Share = 0.1
+    """The rate at the end, as a share of learning_rate."""
+    clip: NonNegative = 1.0
+    """Largest norm of the gradient; 0 is no clipping."""
+    top_k_warmup: Share = 0.0
+    """Share of the steps with one expert a token; then k rises to top_k over top_k_ramp of the steps."""
+    top_k_ramp: Share = 0.0
+    """Share of the steps over which k rises from 1 to top_k after top_k_warmup."""
+    seed: Natural = 0
+    """Everything random but the expert weights follows from it."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16 autocast with fp32 weights, or fp32 throughout; auto is bf16 on a GPU and fp32 on a CPU."""
+    compile: bool = False
+    """Use torch.compile."""
+    kernel: Literal["auto", "reference", "cpu"] = "auto"
+    """Which implementation computes the experts; auto takes the fastest one for the device."""
+    checkpoint_activations: bool = False
+    """Recompute each block in the backward pass: less memory, more time."""
+    deterministic: bool = False
+    """Refuse every operation that may not repeat to the bit (a CPU repeats without it)."""
+    log_every: Count = 10
+    """Write a line of metrics every so many steps."""
+    eval_every: Natural = 0
+    """Evaluate every so many steps too, not only at the end of each epoch; 0 is off."""
+    early_stop: Natural = 0
+    """Stop after so many evaluations in a row without a better one; 0 is off."""
+    save_every: Natural = 200
+    """Save a checkpoint every so many steps too, not only after an evaluation; 0 is off."""
+    keep_last: Count = 2
+    """Checkpoints kept, besides the best one."""
+    snapshot_every: Natural = 100
+    """Keep the keys every so many steps, to see them move; 0 keeps none."""
+    sample_every: Natural = 0
+    """Write a text sample every so many steps too, not only after each epoch; 0 is off."""
+    sample_prompt: str = ""
+    """How sampled texts begin; empty begins a new story."""
+    sample_tokens: Natural = 100
+    """Length of a sample, in tokens; 0 writes none."""
+    tensorboard: bool = False
+    """Log to runs/NAME/tensorboard as well (needs the tensorboard package)."""
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.top_k_warmup + self.top_k_ramp > 1:
+            raise ConfigError(
+                f"top_k_warmup {self.top_k_warmup} and top_k_ramp {self.top_k_ramp} together exceed the whole run; "
+                "lower them to a sum of at most 1"
+            )
+        return self

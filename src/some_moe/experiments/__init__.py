@@ -1,0 +1,1 @@
+"""Every published run, every study and every baseline, as a named run."""

@@ -1,0 +1,41 @@
+"""What the kernels compute with: the stacked weights of one layer's experts."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraWeights:
+    """Trained low-rank updates of both matrices: W + out @ in (E experts, rank R)."""
+
+    up_in: Tensor  # (E, R, D)
+    up_out: Tensor  # (E, F, R)
+    down_in: Tensor  # (E, R, F)
+    down_out: Tensor  # (E, D, R)
+
+    def unbind(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """One (up_in, up_out, down_in, down_out) per expert."""
+        stacks = (self.up_in, self.up_out, self.down_in, self.down_out)
+        return list(zip(*(stack.unbind(0) for stack in stacks), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertWeights:
+    """E experts, each x ↦ down @ (gain · gelu(up @ x + up_bias)) + down_bias, as one stack per matrix."""
+
+    up: Tensor  # (E, F, D)
+    up_bias: Tensor  # (E, F)
+    down: Tensor | None = None  # (E, D, F); None: the mixed hidden activations are the output
+    down_bias: Tensor | None = None  # (E, D)
+    gain: Tensor | None = None  # (E, F)
+    lora: LoraWeights | None = None
+
+    @property
+    def num_experts(self) -> int:
+        return self.up.shape[0]
+
+    @property
+    def is_frozen(self) -> bool:
+        """No gradient is wanted for any of the weights, so backward may skip them all."""
+        return self.gain is None and self.lora is None and not self.up.requires_grad

@@ -1,0 +1,65 @@
+"""Where the keys are, how far they moved, and what the queries they meet look like.
+
+Shapes: E experts, N tokens, D model width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def key_drift(before: Tensor, after: Tensor) -> Tensor:
+    """How far each key (E, D) moved between two snapshots: (E,) Euclidean lengths."""
+    distance: Tensor = torch.linalg.vector_norm(after.double() - before.double(), dim=-1)
+    return distance
+
+
+def key_turn(before: Tensor, after: Tensor) -> Tensor:
+    """By how much each key turned: (E,) 1 − cosine, between 0 and 2."""
+    return 1 - F.cosine_similarity(before.double(), after.double(), dim=-1)
+
+
+def key_spread(keys: Tensor) -> float:
+    """Root mean square distance of the keys from their mean: 0 when they have fallen together."""
+    keys = keys.double()
+    return float((keys - keys.mean(0)).pow(2).sum(-1).mean().sqrt())
+
+
+def mean_pairwise_cosine(keys: Tensor) -> float:
+    """Mean cosine over all pairs of different keys: near 0 for random ones, 1 when they point one way."""
+    unit = F.normalize(keys.double(), dim=-1)
+    n = len(unit)
+    if n < 2:
+        return 1.0
+    return float((unit.sum(0).pow(2).sum() - unit.pow(2).sum()) / (n * (n - 1)))
+
+
+def effective_rank(vectors: Tensor, mask: Tensor | None = None) -> float:
+    """How many directions the vectors (…, D) really use: the exponential of the entropy of their spectrum."""
+    if mask is not None:
+        vectors = vectors[mask.to(torch.bool)]
+    flat = vectors.reshape(-1, vectors.shape[-1]).double()
+    # The spectrum of the second moments: the squared singular values, at the cost of a D×D problem.
+    energy = torch.linalg.eigvalsh(flat.T @ flat).clamp(min=0)
+    if float(energy.sum()) == 0:
+        return 0.0
+    return float(torch.special.entr(energy / energy.sum()).sum().exp())
+
+
+def collinearity(raw_sum: Tensor, raw_norm_sum: Tensor) -> float:
+    """‖E q‖ / E‖q‖ from a Routing's sums: 1 when all queries point one way, near 0 when they cancel out."""
+    total = float(raw_norm_sum)
+    return float(raw_sum.double().norm()) / total if total else 0.0
+
+
+def query_collinearity(queries: Tensor, mask: Tensor | None = None) -> float:
+    """The same from the queries (…, D) themselves."""
+    if mask is not None:
+        queries = queries[mask.to(torch.bool)]
+    flat = queries.reshape(-1, queries.shape[-1])
+    return collinearity(flat.double().sum(0), flat.double().norm(dim=-1).sum())
+
+
+def count_respawns(respawns: Tensor) -> tuple[int, int]:
+    """Return (respawns in all, experts that were respawned at least once)."""
+    return int(respawns.sum()), int((respawns > 0).sum())

@@ -1,0 +1,64 @@
+"""Text from a model, one token after another."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from some_moe.model.attention import Cache
+from some_moe.model.transformer import SomeLM
+
+
+def choose_token(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
+    """Choose one token a row from logits (B, V): the likeliest at temperature 0, else drawn from the top_p mass."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    share = (logits.float() / temperature).softmax(-1)
+    if top_p < 1:
+        ordered, place = share.sort(descending=True)
+        # A token is kept while the mass before it is below top_p, so the likeliest one always is.
+        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)
+        share = torch.zeros_like(share).scatter(-1, place, ordered)
+    return torch.multinomial(share, 1, generator=generator).squeeze(-1)
+
+
+@torch.no_grad()
+def generate_tokens(
+    model: SomeLM,
+    prompt: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    stop: int | None = None,
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+) -> Iterator[Tensor]:
+    """Continue prompt (B, T), yielding one token a row (B,) at a time, until every row has made `stop`.
+
+    With the cache each token is computed once; without it everything is computed again, to the same tokens.
+    """
+    if prompt.shape[1] == 0:
+        raise ValueError("the prompt is empty; start it with at least one token, such as the bos token")
+    cache = None
+    if use_cache:
+        cache = Cache(model.model, prompt.shape[0], prompt.shape[1] + max_new_tokens, model.head.weight)
+    tokens, fresh = prompt, prompt
+    done = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
+    for _ in range(max_new_tokens):
+        logits = model(fresh if use_cache else tokens, cache=cache).logits[:, -1]
+        chosen = choose_token(logits, temperature, top_p, generator)
+        yield chosen
+        if stop is not None:
+            done |= chosen == stop
+            if bool(done.all()):
+                return
+        fresh = chosen[:, None]
+        tokens = torch.cat((tokens, fresh), dim=1)
+
+
+@torch.no_grad()
+def generate(model: SomeLM, prompt: Tensor, max_new_tokens: int, **options: object) -> Tensor:
+    """Return prompt (B, T) with its continuation; see `generate_tokens`."""
+    new = list(generate_tokens(model, prompt, max_new_tokens, **options))  # type: ignore[arg-type]
+    return torch.cat((prompt, torch.stack(new, dim=1)), dim=1) if new else prompt

@@ -1,0 +1,167 @@
+"""The SoME layer: a feed-forward layer whose experts are found by content. Usable in any transformer.
+
+layer = SomeLayer(ModelConfig(d_model=64, num_experts=16, d_ffn=128, top_k=2))
+y, routing = layer(x)                      # x, y: (batch, time, d_model); changes no state
+layer.gravity_step(routing, step=0)        # after the optimizer's step: the keys move
+"""
+
+import torch
+from torch import Tensor, nn
+
+from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
+from some_moe.model import gravity as gravity_rules
+from some_moe.model.experts import ExpertLibrary, make_library
+from some_moe.model.init import init_weights
+from some_moe.model.keystore import KeyState
+from some_moe.model.query import make_query
+from some_moe.model.routing import HashRouter, KeyRouter, Routing, TokenInfo
+
+
+class DenseFFN(nn.Module):
+    """A trained feed-forward network d → width → d: the dense baseline, and the shared expert."""
+
+    def __init__(self, d_model: int, width: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(d_model, width)
+        self.project = nn.Linear(width, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.project(nn.functional.gelu(self.expand(x)))
+        return y
+
+
+class FrozenDenseFFN(nn.Module):
+    """The same, random and frozen: a library of one expert that every token uses."""
+
+    def __init__(self, config: ModelConfig, layer: int, kernel: str, device: torch.device | str | None) -> None:
+        super().__init__()
+        self.library = ExpertLibrary(
+            config, layer, num_experts=1, d_ffn=config.dense_width, kernel=kernel, device=device
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        only = torch.zeros(len(rows), 1, dtype=torch.int64, device=x.device)
+        y: Tensor = self.library(rows, only, torch.ones_like(only, dtype=x.dtype))
+        return y.view_as(x)
+
+
+class OutputScale(nn.Module):
+    """Study: a learned factor on the library's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, y: Tensor, x: Tensor, query: Tensor | None) -> Tensor:  # noqa: ARG002
+        return y * self.scale.to(y.dtype)
+
+
+class SharedExpert(nn.Module):
+    """Study: a trained expert beside the library that runs for every token."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ffn = DenseFFN(config.d_model, config.shared_expert)
+
+    def forward(self, y: Tensor, x: Tensor, query: Tensor | None) -> Tensor:  # noqa: ARG002
+        shared: Tensor = self.ffn(x)
+        return y + shared
+
+
+class QueryResidual(nn.Module):
+    """Study: the query network's output joins the layer's output."""
+
+    def forward(self, y: Tensor, x: Tensor, query: Tensor | None) -> Tensor:  # noqa: ARG002
+        assert query is not None
+        return y + query
+
+
+def make_studies(config: ModelConfig) -> nn.ModuleList:
+    """The study options that act on a layer's output, in the order in which they act."""
+    studies = nn.ModuleList()
+    if config.output_scale:
+        studies.append(OutputScale())
+    if config.shared_expert:
+        studies.append(SharedExpert(config))
+    if config.query_residual:
+        studies.append(QueryResidual())
+    return studies
+
+
+class SomeLayer(nn.Module):
+    """Query network, router and expert library; whatever studies ask for is applied to the output."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        gravity: GravityConfig | None = None,
+        *,
+        layer: int = 0,
+        seed: int = 0,
+        kernel: str = "auto",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.gravity = gravity or (GravityConfig() if model.router == "gravity" else GravityConfig.off())
+        check_gravity_fits(model, self.gravity)
+        self.layer = layer
+        self.seed = seed
+        self.library = make_library(model, layer, kernel=kernel, device=device)
+        with torch.device(device or "cpu"):
+            by_hash = model.router == "hash"
+            self.query = None if by_hash else make_query(model)
+            self.hash_router = HashRouter(model, self.gravity, layer) if by_hash else None
+            self.key_router = None if by_hash else KeyRouter(model, self.gravity, layer, seed)
+            self.studies = make_studies(model)
+        if self.state is not None and model.router == "weights" and not self.library.up.is_meta:
+            # An expert's score is then the mean pre-activation of its hidden units, up to a factor.
+            self.state.place_keys(self.library.up.float().mean(1))
+        init_weights(self, seed=seed, num_layers=model.num_layers, name=f"layer.{layer}")
+
+    @property
+    def state(self) -> KeyState | None:
+        """The key store; None under hash routing."""
+        return None if self.key_router is None else self.key_router.state
+
+    def forward(
+        self,
+        x: Tensor,
+        info: TokenInfo | None = None,
+        *,
+        top_k: int | None = None,
+        previous_query: Tensor | None = None,
+    ) -> tuple[Tensor, Routing]:
+        """x (B, T, D) → y (B, T, D) and the record of who was chosen. Changes no state.
+
+        top_k: experts a token, if not the config's (warm-up). previous_query: the query of the layer before,
+        for `grounding`.
+        """
+        batch, time, d_model = x.shape
+        if info is None:
+            info = TokenInfo.of((batch, time), x.device, seed=self.seed)
+        top_k = top_k or self.model.top_k
+        query = None
+        if self.key_router is not None and self.query is not None:
+            query = self.query(x)
+            address = query
+            if self.model.grounding and previous_query is not None:
+                address = query + self.model.grounding * previous_query
+            routing: Routing = self.key_router(address, info, top_k)
+        else:
+            assert self.hash_router is not None
+            routing = self.hash_router(x, info, top_k)
+        assert routing.experts is not None
+        assert routing.gates is not None
+        y: Tensor = self.library(
+            x.reshape(-1, d_model), routing.experts.flatten(0, 1), routing.gates.flatten(0, 1)
+        ).view_as(x)
+        for study in self.studies:
+            y = study(y, x, query)
+        return y, routing
+
+    def gravity_step(self, routing: Routing, step: int, total_steps: int | None = None) -> None:
+        """Let the keys move by what `routing` recorded (the sum over the step's micro-batches and ranks)."""
+        if self.state is not None:
+            gravity_rules.step(self.state, routing, self.gravity, step, total_steps)

@@ -1,0 +1,228 @@
+"""How tokens find their experts, and the record of it that adds up.
+
+Shapes: B rows, T positions, N = B·T tokens, E experts, K chosen, D model width, S samples.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from some_moe.config import GravityConfig, ModelConfig
+from some_moe.hashing import assign_experts, make_salt, sample_order
+from some_moe.model.keystore import KeyState
+
+NOT_SAMPLED = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInfo:
+    """What a layer must know about a batch's tokens besides their vectors."""
+
+    counted: Tensor  # (B, T) bool: which tokens enter the statistics
+    rows: Tensor  # (B,) int64: each row's number within the whole step, over micro-batches and ranks
+    salt: Tensor  # (2,) int32: a hash of seed and step, see hashing.make_salt
+    ids: Tensor | None = None  # (B, T) token ids, for hash routing
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, int],
+        device: torch.device,
+        *,
+        counted: Tensor | None = None,
+        rows: Tensor | None = None,
+        seed: int = 0,
+        step: int = 0,
+        ids: Tensor | None = None,
+    ) -> Self:
+        """Fill in what is not given: every token counts, rows are numbered from 0."""
+        return cls(
+            counted=torch.ones(shape, dtype=torch.bool, device=device) if counted is None else counted,
+            rows=torch.arange(shape[0], device=device) if rows is None else rows,
+            salt=make_salt(seed, step, device),
+            ids=ids,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Which experts one layer chose, and sums over the counted tokens that add up over micro-batches and ranks.
+
+    `a + b` adds the sums, keeps the samples that come first in the order, and drops what belongs to one batch.
+    """
+
+    counts: Tensor  # (E,) int64 selections n
+    query_sum: Tensor  # (E, D) sum s of the unit queries of each expert's tokens
+    pairs: Tensor  # (E, E) int64 co-selections C; the diagonal is n
+    num_tokens: Tensor  # () int64 counted tokens
+    raw_sum: Tensor  # (D,) sum of raw queries, before centring
+    raw_norm_sum: Tensor  # () sum of their lengths
+    sample: Tensor  # (S, D) unit queries, first in the order first
+    sample_order: Tensor  # (S,) int64, NOT_SAMPLED where the batch had fewer tokens
+    experts: Tensor | None = None  # (B, T, K) int64
+    gates: Tensor | None = None  # (B, T, K)
+    query: Tensor | None = None  # (B, T, D) the layer's query, before centring
+    aux_loss: Tensor | None = None  # () what this layer adds to the training loss
+
+    def __add__(self, other: "Routing") -> "Routing":
+        order, place = torch.cat((self.sample_order, other.sample_order)).sort()
+        keep = len(self.sample_order)
+        return Routing(
+            **{name: getattr(self, name) + getattr(other, name) for name in SUMS},
+            sample=torch.cat((self.sample, other.sample))[place[:keep]],
+            sample_order=order[:keep],
+        )
+
+    def detach(self) -> "Routing":
+        """The sums and samples alone, without the batch's own tensors or their graph."""
+        return Routing(**{name: getattr(self, name).detach() for name in (*SUMS, "sample", "sample_order")})
+
+
+SUMS = ("counts", "query_sum", "pairs", "num_tokens", "raw_sum", "raw_norm_sum")
+assert {f.name for f in fields(Routing)} >= set(SUMS)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Routing is decided in float32 or better, whatever the model computes in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def unit_vectors(x: Tensor) -> Tensor:
+    """Scale vectors (…, D) to unit length, however long or short; a zero vector stays zero."""
+    largest = x.abs().amax(-1, keepdim=True)
+    x = x / torch.where(largest > 0, largest, 1.0)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.clamp(min=1)
+
+
+@torch.no_grad()
+def summarize(
+    experts: Tensor,
+    raw: Tensor,
+    scored: Tensor,
+    info: TokenInfo,
+    layer: int,
+    num_experts: int,
+    gravity: GravityConfig,
+) -> dict[str, Tensor]:
+    """Add up what gravity needs. experts (B, T, K); raw and scored queries (B, T, D), before and after centring."""
+    order = sample_order(info.salt, layer, info.rows, experts.shape[1]).reshape(-1)
+    counted = info.counted.reshape(-1)
+    if gravity.token_fraction < 1:
+        counted = counted & ((order >> 32) < round(gravity.token_fraction * 2**31))
+    weight = counted.to(scored.dtype)
+    unit = unit_vectors(scored.flatten(0, 1))
+    raw = raw.flatten(0, 1) * weight[:, None]
+    # One row per token with a 1 at each chosen expert: all sums are matrix products, exact for counts.
+    chosen = unit.new_zeros(len(unit), num_experts)
+    chosen.scatter_(1, experts.flatten(0, 1), weight[:, None].expand(-1, experts.shape[2]))
+    # A query of length zero has no direction, so no key may be sent there.
+    order = torch.where(counted & (unit != 0).any(-1), order, NOT_SAMPLED)
+    size = min(gravity.num_samples, len(order))
+    first, place = order.topk(size, largest=False, sorted=True)
+    missing = first.new_full((gravity.num_samples - size,), NOT_SAMPLED)
+    return {
+        "counts": chosen.sum(0).to(torch.int64),
+        "query_sum": chosen.T @ unit,
+        "pairs": (chosen.T @ chosen).to(torch.int64),
+        "num_tokens": counted.sum(),
+        "raw_sum": raw.sum(0),
+        "raw_norm_sum": raw.norm(dim=-1).sum(),
+        "sample": F.pad(unit[place], (0, 0, 0, len(missing))),
+        "sample_order": torch.cat((first, missing)),
+    }
+
+
+class Temperature(nn.Module):
+    """One learned temperature, kept within bounds by a sigmoid on the logarithmic scale."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.low, self.high = config.temperature_bounds
+        place = math.log(config.temperature / self.low) / math.log(self.high / self.low)
+        self.start = math.log(place / (1 - place))
+        self.place = nn.Parameter(torch.empty(()))
+
+    def forward(self) -> Tensor:
+        temperature: Tensor = self.low * (self.high / self.low) ** self.place.sigmoid()
+        return temperature
+
+
+class KeyRouter(nn.Module):
+    """Content-based routing: the K experts whose keys score highest against the query."""
+
+    def __init__(self, model: ModelConfig, gravity: GravityConfig, layer: int, seed: int) -> None:
+        super().__init__()
+        self.model, self.gravity, self.layer = model, gravity, layer
+        self.state = KeyState(model, gravity, layer, seed)
+        self.temperature = Temperature(model) if model.learn_temperature else None
+
+    def score(self, query: Tensor) -> Tensor:
+        """Compare queries (…, D) with the keys: (…, E)."""
+        keys = self.state.routing_keys.to(query.dtype)
+        if self.model.score == "cosine":
+            return self.model.cosine_scale * (F.normalize(query, dim=-1) @ F.normalize(keys, dim=-1).T)
+        return query @ keys.T
+
+    def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> Routing:
+        """Choose top_k experts for each query (B, T, D)."""
+        with torch.autocast(query.device.type, enabled=False):
+            raw = at_least_float32(query)
+            mean = self.state.query_mean
+            scored = raw if mean is None else raw - mean.to(raw.dtype)
+            scores = self.score(scored)
+            # The bias decides who is chosen, and never how much the chosen count.
+            experts = (scores.detach() + self.state.bias).topk(top_k, dim=-1).indices
+            tempered = scores / (self.model.temperature if self.temperature is None else self.temperature())
+            if top_k == 1:
+                # A softmax over one is constant: the share among all E keeps a gradient for the query network.
+                gates = tempered.softmax(-1).gather(-1, experts)
+            else:
+                gates = tempered.gather(-1, experts).softmax(-1)
+            sums = summarize(experts, raw, scored, info, self.layer, self.model.num_experts, self.gravity)
+            aux_loss = auxiliary_loss(self.model, tempered, experts, info.counted)
+        return Routing(**sums, experts=experts, gates=gates, query=query, aux_loss=aux_loss)
+
+
+class HashRouter(nn.Module):
+    """No content: a token's experts follow from its id, and all count the same."""
+
+    def __init__(self, model: ModelConfig, gravity: GravityConfig, layer: int) -> None:
+        super().__init__()
+        self.model, self.gravity, self.layer = model, gravity, layer
+
+    def forward(self, x: Tensor, info: TokenInfo, top_k: int) -> Routing:
+        """Choose by info.ids; x (B, T, D) only stands in for queries in the sums."""
+        if info.ids is None:
+            raise ValueError("hash routing chooses by token id; pass TokenInfo(ids=...)")
+        experts = assign_experts(info.ids, self.model.num_experts, top_k, self.model.expert_seed, self.layer)
+        raw = at_least_float32(x.detach())
+        sums = summarize(experts, raw, raw, info, self.layer, self.model.num_experts, self.gravity)
+        return Routing(**sums, experts=experts, gates=raw.new_full(experts.shape, 1 / top_k))
+
+
+def auxiliary_loss(config: ModelConfig, scores: Tensor, experts: Tensor, counted: Tensor) -> Tensor | None:
+    """Weighted sum of the balance loss and the entropy band's penalty over counted tokens; None when both are off."""
+    if not config.balance_loss and config.entropy_band is None:
+        return None
+    weight = counted.to(scores.dtype)
+    num_tokens = weight.sum().clamp(min=1)
+    log_share = scores.log_softmax(-1)
+    share = log_share.exp()
+    loss = scores.new_zeros(())
+    if config.balance_loss:
+        mean_share = (share * weight[..., None]).sum((0, 1)) / num_tokens
+        picked = weight[..., None].expand(experts.shape).reshape(-1)
+        load = torch.zeros_like(mean_share).index_add(0, experts.reshape(-1), picked)
+        load = load / (num_tokens * experts.shape[-1])
+        loss = loss + config.balance_loss * config.num_experts * (load * mean_share).sum()
+    if config.entropy_band is not None:
+        low, high = config.entropy_band
+        entropy = (-(share * log_share).sum(-1) * weight).sum() / num_tokens
+        outside = (low - entropy).clamp(min=0) + (entropy - high).clamp(min=0)
+        loss = loss + config.entropy_band_weight * outside**2
+    return loss

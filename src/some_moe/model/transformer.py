@@ -1,0 +1,187 @@
+"""The whole model: embedding, blocks of attention and SoME layer, output head.
+
+No learned positions and no final LayerNorm; the head is untied and has a bias: the published parameter
+counts allow nothing else. Shapes: B rows, T positions, D model width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
+from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
+from some_moe.model.experts import ExpertLibrary
+from some_moe.model.init import init_weights
+from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
+from some_moe.model.routing import Routing, TokenInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutput:
+    """What one forward pass gives."""
+
+    logits: Tensor  # (B, T, V)
+    routings: tuple[Routing, ...]  # one a SoME layer, in order of depth; empty for dense models
+    aux_loss: Tensor | None  # sum of the layers' auxiliary losses, where any are asked for
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each with its LayerNorm and residual sum."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        gravity: GravityConfig,
+        layer: int,
+        *,
+        seed: int,
+        kernel: str,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        self.norm_first = model.norm == "pre"
+        with torch.device(device or "cpu"):
+            self.attention_norm = nn.LayerNorm(model.d_model)
+            self.attention = Attention(model, layer)
+            self.ffn_norm = nn.LayerNorm(model.d_model)
+        self.ffn: SomeLayer | DenseFFN | FrozenDenseFFN
+        if model.ffn == "some":
+            self.ffn = SomeLayer(model, gravity, layer=layer, seed=seed, kernel=kernel, device=device)
+        elif model.ffn == "dense":
+            with torch.device(device or "cpu"):
+                self.ffn = DenseFFN(model.d_model, model.dense_width)
+        else:
+            self.ffn = FrozenDenseFFN(model, layer, kernel, device)
+
+    def feed_forward(
+        self, x: Tensor, info: TokenInfo, top_k: int | None, previous_query: Tensor | None
+    ) -> tuple[Tensor, Routing | None]:
+        if isinstance(self.ffn, SomeLayer):
+            y, routing = self.ffn(x, info, top_k=top_k, previous_query=previous_query)
+            return y, routing
+        return self.ffn(x), None
+
+    def forward(
+        self,
+        x: Tensor,
+        geometry: Geometry,
+        info: TokenInfo,
+        top_k: int | None,
+        previous_query: Tensor | None,
+        cache: Cache | None,
+    ) -> tuple[Tensor, Routing | None]:
+        """x (B, T, D) → (B, T, D) and the layer's routing."""
+        if self.norm_first:
+            x = x + self.attention(self.attention_norm(x), geometry, cache)
+            y, routing = self.feed_forward(self.ffn_norm(x), info, top_k, previous_query)
+            return x + y, routing
+        x = self.attention_norm(x + self.attention(x, geometry, cache))
+        y, routing = self.feed_forward(x, info, top_k, previous_query)
+        return self.ffn_norm(x + y), routing
+
+
+class SomeLM(nn.Module):
+    """A causal language model of SoME layers."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        gravity: GravityConfig | None = None,
+        *,
+        seed: int = 0,
+        kernel: str = "auto",
+        checkpoint_activations: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        has_keys = model.ffn == "some" and model.router == "gravity"
+        self.gravity = gravity or (GravityConfig() if has_keys else GravityConfig.off())
+        check_gravity_fits(model, self.gravity)
+        self.seed = seed
+        self.checkpoint_activations = checkpoint_activations
+        with torch.device(device or "cpu"):
+            self.embedding = nn.Embedding(model.vocab_size, model.d_model)
+            self.head = nn.Linear(model.d_model, model.vocab_size)
+        self.blocks = nn.ModuleList(
+            Block(model, self.gravity, layer, seed=seed, kernel=kernel, device=device)
+            for layer in range(model.num_layers)
+        )
+        init_weights(self, seed=seed, num_layers=model.num_layers)
+
+    @property
+    def layers(self) -> list[SomeLayer]:
+        """The SoME layers, in order of depth."""
+        return [block.ffn for block in self.blocks if isinstance(block.ffn, SomeLayer)]
+
+    @property
+    def libraries(self) -> list[ExpertLibrary]:
+        """Every expert library, in order of depth."""
+        return [module for module in self.modules() if isinstance(module, ExpertLibrary)]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        counted: Tensor | None = None,
+        rows: Tensor | None = None,
+        step: int = 0,
+        top_k: int | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> ModelOutput:
+        """tokens (B, T) int64 → logits (B, T, V) and one `Routing` a layer. Changes no state.
+
+        counted (B, T): tokens that enter the statistics (default all). rows (B,): each row's number within
+        the whole step. step: chooses what is sampled. positions (B, T) and segments (B, T): for packed rows.
+        """
+        past = 0 if cache is None else cache.length
+        if positions is None:
+            positions = torch.arange(past, past + tokens.shape[1], device=tokens.device)[None]
+        past_positions = torch.arange(past, device=tokens.device)[None] if past else None
+        geometry = make_geometry(self.model, positions, past_positions, segments)
+        info = TokenInfo.of(
+            (tokens.shape[0], tokens.shape[1]),
+            tokens.device,
+            counted=counted,
+            rows=rows,
+            seed=self.seed,
+            step=step,
+            ids=tokens,
+        )
+        x = self.embedding(tokens)
+        if self.model.positions == "sinusoidal":
+            x = x + sinusoidal_positions(positions, self.model.d_model).to(x.dtype)
+        routings: list[Routing] = []
+        for block in self.blocks:
+            previous_query = routings[-1].query if routings else None
+            arguments = (x, geometry, info, top_k, previous_query, cache)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x, routing = checkpoint(block, *arguments, use_reentrant=False)
+            else:
+                x, routing = block(*arguments)
+            if routing is not None:
+                routings.append(routing)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        losses = [routing.aux_loss for routing in routings if routing.aux_loss is not None]
+        return ModelOutput(
+            logits=self.head(x),
+            routings=tuple(routings),
+            aux_loss=torch.stack(losses).sum() if losses else None,
+        )
+
+    def gravity_step(self, routings: Sequence[Routing], step: int, total_steps: int | None = None) -> None:
+        """Move every layer's keys by the step's routing: the one write that is not a gradient step."""
+        for layer, routing in zip(self.layers, routings, strict=True):
+            layer.gravity_step(routing, step, total_steps)
+
+    def count_parameters(self) -> tuple[int, int]:
+        """Return (trainable, total): frozen experts count in the total; keys, being buffers, in neither."""
+        trainable = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        frozen = sum(stack.numel() for library in self.libraries for stack in library.stacks() if not library.trained)
+        return trainable, trainable + frozen

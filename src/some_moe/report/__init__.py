@@ -1,0 +1,1 @@
+"""What draws: tables, cards, figures and pages."""

@@ -1,0 +1,220 @@
+"""The command line: what it prints, what it refuses, and how fast it answers."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from some_moe.cli import main
+from some_moe.experiments.registry import EXPERIMENTS, find_experiment
+from some_moe.report.card import ONLY_WHEN, describe, format_card
+from some_moe.report.layout import Style
+from some_moe.report.listing import format_listing
+
+SOURCE = Path(__file__).parents[1] / "src"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(SOURCE)}
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=30
+    )
+
+
+def test_list_names_every_experiment_without_truncation_or_escape_codes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["experiments", "list"]) == 0
+    text = capsys.readouterr().out
+    for experiment in EXPERIMENTS:
+        assert f"  {experiment.name} " in text
+        assert experiment.title in text
+    assert "\033" not in text
+    assert "419.14  0.7629" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_listing_fits_its_width_and_keeps_names_and_figures_whole(width: int) -> None:
+    text = format_listing(width=width)
+    assert max(map(len, text.splitlines())) <= width
+    lines = text.splitlines()
+    for experiment in EXPERIMENTS:
+        assert any(line.startswith(f"  {experiment.name} ") for line in lines)
+    assert any(line.startswith("  B3 ") and line.endswith("5406.00  0.7155") for line in lines)
+
+
+def test_emphasis_is_the_only_difference_on_a_terminal() -> None:
+    plain, styled = format_listing(width=80), format_listing(width=80, style=Style(on=True))
+    assert "\033[1m" in styled
+    for code in ("\033[0m", "\033[1m", "\033[2m"):
+        styled = styled.replace(code, "")
+    assert styled == plain
+
+
+@pytest.mark.parametrize("width", [80, 120, None])
+def test_every_card_fits_its_width(width: int | None) -> None:
+    widest = {
+        experiment.name: max(map(len, format_card(experiment, width=width).splitlines())) for experiment in EXPERIMENTS
+    }
+    assert {name: length for name, length in widest.items() if length > min(width or 100, 100)} == {}
+
+
+def test_a_card_marks_what_is_assumed_and_prints_what_was_published() -> None:
+    text = format_card(find_experiment("A1"))
+    words = " ".join(text.split())
+    for fragment in ("positions ~rope", "alpha 0.01", "warmup ~0.03", "419,144,704 in all, 15,770,624 trained",
+                     "4 0.8061 0.7629 2.14 0.791 4.085", "gini 0.7912 (layer 4)", "64 of 64 experts",
+                     "lived, in, a, was", "Inferred: one story a row"):  # fmt: skip
+        assert fragment in words
+
+
+def test_a_card_of_a_study_says_what_it_changes_and_asks() -> None:
+    words = " ".join(format_card(find_experiment("D1-beta-scale")).split())
+    assert "Changed from A6 gravity.beta_layer_scale none → 8 × 1, 8 × 0.5" in words
+    assert "Does a weaker peer pull" in words
+
+
+def test_a_card_hides_fields_that_are_out_of_use() -> None:
+    frozen_dense = format_card(find_experiment("frozen-dense"))
+    assert "num_experts" not in frozen_dense
+    assert "decay_mode" not in frozen_dense
+    assert "lora_rank" not in format_card(find_experiment("A1"))
+    assert "lora_rank" in format_card(find_experiment("lora-4"))
+
+
+def test_conditions_on_fields_name_real_fields() -> None:
+    fields = find_experiment("A1").config.flatten()
+    assert set(ONLY_WHEN) <= set(fields)
+    assert all(isinstance(bool(condition(fields)), bool) for condition in ONLY_WHEN.values())
+
+
+def test_list_json_is_an_array_of_short_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiments", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert len(rows) == len(EXPERIMENTS)
+    assert rows["A1"]["published_val_loss"] == 0.7629
+    assert rows["A1"]["trainable_parameters"] == 15_770_624
+    assert rows["frozen-dense"]["num_experts"] is None
+
+
+def test_show_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiments", "show", "a6", "--json"]) == 0
+    card = json.loads(capsys.readouterr().out)
+    assert card["name"] == "A6"
+    assert card["config"]["model"]["num_layers"] == 16
+    assert card["total_parameters"] == 1_117_356_032
+    assert card["steps"] == card["published"]["steps"] == 1248
+    assert card["published"]["epochs"][3] == {
+        "epoch": 4, "train_loss": 2.1309, "val_loss": 1.9682, "perplexity": 7.16, "gini": None,
+        "entropy_bits": None,
+    }  # fmt: skip
+    assert {"series", "title", "assumed", "trainable_parameters", "notes", "derived_from", "question"} <= set(card)
+
+
+def test_show_json_has_null_where_nothing_is_known() -> None:
+    card = describe(find_experiment("full-tinystories"))
+    assert card["steps"] is None
+    assert card["published"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["experiments", "show", "A11"], "some: 'A11' is not a registered experiment; did you mean 'A1'?"),
+        (["experiments", "show"], "some: `some experiments show` needs NAME; see `some experiments show --help`"),
+        (["experiments", "show", "A1", "A2"],
+         "some: 'A2' is one argument too many for `some experiments show`; leave it out"),
+        (["experiments", "list", "--jsn"],
+         "some: --jsn is not an option of `some experiments list`; did you mean '--json'?"),
+        (["experiments", "show", "--jsn"],
+         "some: --jsn is not an option of `some experiments show`; did you mean '--json'?"),
+        (["experiments", "lst"], "some: 'lst' is not a command of `some experiments`; did you mean 'list'?"),
+        (["experimets"], "some: 'experimets' is not a command of `some`; did you mean 'experiments'?"),
+        (["list"], "some: 'list' is not a command of `some`; did you mean `some experiments list`?"),
+        (["xyzzy"], "some: 'xyzzy' is not a command of `some`; see `some --help`"),
+        (["--versoin"], "some: --versoin is not an option of `some`; did you mean '--version'?"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_sentence_and_exit_code_2(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err == sentence + "\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["--help"], ["usage: some COMMAND", "experiments"]),
+        ([], ["usage: some COMMAND"]),
+        (["experiments", "--help"], ["usage: some experiments COMMAND", "list", "show"]),
+        (["experiments", "list", "--help"], ["usage: some experiments list", "--json"]),
+        (["experiments", "show", "-h"], ["usage: some experiments show", "NAME", "--json"]),
+    ],
+)
+def test_help_works_at_each_level(
+    arguments: list[str], fragments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert all(fragment in text for fragment in fragments)
+
+
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from some_moe import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"some {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["experiments", "list"], ["experiments", "show", "B3"]])
+def test_listings_import_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        f"import sys; from some_moe.cli import main; main({arguments!r}); "
+        "sys.exit(' '.join({'torch', 'numpy', 'tyro', 'rich'} & set(sys.modules)) or 0)"
+    )
+    done = run_python("-c", script)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["experiments", "list"], ["experiments", "show", "A1"]])
+def test_listings_answer_in_under_half_a_second(arguments: list[str]) -> None:
+    def measure_seconds() -> float:
+        start = time.perf_counter()
+        assert run_python("-m", "some_moe", *arguments).returncode == 0
+        return time.perf_counter() - start
+
+    # The best of three, for a busy machine is no fault of ours.
+    assert any(measure_seconds() < 0.5 for _ in range(3))
+
+
+@pytest.mark.parametrize("module", ["some_moe", "some_moe.cli"])
+def test_both_modules_run_as_the_command(module: str) -> None:
+    assert run_python("-m", module, "experiments", "show", "A1").stdout.startswith("A1  the v4 baseline")
+    failed = run_python("-m", module, "experiments", "show", "A11")
+    assert failed.returncode == 2
+    assert failed.stderr == "some: 'A11' is not a registered experiment; did you mean 'A1'?\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_leaves_no_traceback(unbuffered: str) -> None:
+    command = [sys.executable, "-m", "some_moe", "experiments", "list"]
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=30) == 141
+
+
+def test_a_terminal_without_the_signs_gets_question_marks() -> None:
+    done = run_python("-m", "some_moe", "experiments", "list", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "384?8" in done.stdout
