@@ -8,17 +8,19 @@ if TYPE_CHECKING:
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
     from some_moe.model.layer import SomeLayer
     from some_moe.model.transformer import SomeLM
+    from some_moe.train.runs import load
 
 _HOMES = {
     "SomeLM": "some_moe.model.transformer",
     "SomeLayer": "some_moe.model.layer",
+    "load": "some_moe.train.runs",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
     "DataConfig": "some_moe.config",
     "TrainConfig": "some_moe.config",
     "RunConfig": "some_moe.config",
 }
-__all__ = ["DataConfig", "GravityConfig", "ModelConfig", "RunConfig", "SomeLM", "SomeLayer", "TrainConfig"]
+__all__ = ["DataConfig", "GravityConfig", "ModelConfig", "RunConfig", "SomeLM", "SomeLayer", "TrainConfig", "load"]
 
 
 def __getattr__(name: str) -> Any:

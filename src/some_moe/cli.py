@@ -50,8 +50,9 @@ class Parser(argparse.ArgumentParser):
         """Parse all of `arguments`; an unknown one is named, with the nearest option."""
         options = list(self._option_string_actions)
         for word in arguments:
-            if word.startswith("-") and word.split("=")[0] not in options:
-                raise UsageError(f"{word} is not an option of `{self.prog}`{_suggest(word, options, self.prog)}")
+            is_option = word.startswith("-") and not word[1:2].isdigit()  # -1 is a number
+            if is_option and word.split("=")[0] not in options:
+                raise UsageError(f"{word} is not an option of `{self.prog}`{suggest(word, options, self.prog)}")
         parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             raise UsageError(f"{unknown[0]!r} is one argument too many for `{self.prog}`; leave it out")
@@ -92,9 +93,30 @@ def show_experiment(arguments: list[str]) -> int:
     return write(format_card(experiment, width=terminal_width(), style=Style(on_terminal())))
 
 
+def train(arguments: list[str]) -> int:
+    from some_moe.commands import train_model
+
+    return train_model(arguments)
+
+
+def evaluate(arguments: list[str]) -> int:
+    from some_moe.commands import evaluate_run
+
+    return evaluate_run(arguments)
+
+
+def generate(arguments: list[str]) -> int:
+    from some_moe.commands import generate_text
+
+    return generate_text(arguments)
+
+
 COMMANDS = Group(
     "SoME: a laboratory for self-organizing mixtures of experts",
     {
+        "train": Command("train a model", train),
+        "eval": Command("score a trained model on text", evaluate),
+        "generate": Command("let a trained model write", generate),
         "experiments": Group(
             "the registry: published runs, studies and baselines",
             {
@@ -154,8 +176,8 @@ def _refuse_word(prog: str, group: Group, word: str) -> str:
         if isinstance(inner, Group) and word in inner.commands:
             return f"{word!r} is not a command of `{prog}`; did you mean `{prog} {name} {word}`?"
     if word.startswith("-"):
-        return f"{word} is not an option of `{prog}`{_suggest(word, list(_options(group)), prog)}"
-    return f"{word!r} is not a command of `{prog}`{_suggest(word, list(group.commands), prog)}"
+        return f"{word} is not an option of `{prog}`{suggest(word, list(_options(group)), prog)}"
+    return f"{word!r} is not a command of `{prog}`{suggest(word, list(group.commands), prog)}"
 
 
 def _options(group: Group) -> dict[str, str]:
@@ -192,7 +214,7 @@ def is_bad_input(error: ValueError) -> bool:
     return isinstance(error, ConfigError)
 
 
-def _suggest(word: str, known: list[str], prog: str) -> str:
+def suggest(word: str, known: list[str], prog: str) -> str:
     from some_moe.config import did_you_mean
 
     return did_you_mean(word, known) or f"; see `{prog} --help`"

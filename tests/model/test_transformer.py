@@ -72,6 +72,19 @@ def test_reference_and_cpu_kernels_give_the_same_model(name: str) -> None:
     assert torch.allclose(*logits, rtol=1e-10, atol=1e-10)
 
 
+@every_kind
+@pytest.mark.parametrize("kernel", ["reference", "cpu"])
+def test_bfloat16_autocast_trains_close_to_float32(name: str, kernel: str) -> None:
+    tokens = make_tokens()
+    model = make_model(name, kernel=kernel)
+    exact = next_token_loss(model, tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = next_token_loss(model, tokens)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert abs(float(loss.detach() - exact.detach())) < 0.05
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
 CAUSAL = {name: SomeLM(make_config(name), make_gravity(name)).double() for name in MODELS}
 
 

@@ -1,6 +1,8 @@
 """The base of every config: frozen data, one-sentence errors, dotted overrides, YAML round trip."""
 
+import ast
 import difflib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -101,6 +103,18 @@ class Config(BaseModel):
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.to_yaml(), encoding="utf-8")
+
+
+def field_docs(config: type[Config]) -> dict[str, str]:
+    """The text under each field of a config class, read from its source: {name: meaning}."""
+    docs: dict[str, str] = {}
+    for node in ast.parse(inspect.getsource(config)).body:
+        assert isinstance(node, ast.ClassDef)
+        for statement, after in zip(node.body, node.body[1:], strict=False):
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if documented and isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                docs[statement.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
+    return docs
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -103,8 +103,8 @@ def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeigh
     ups, up_biases = weights.up.to(x.dtype).unbind(0), weights.up_bias.to(x.dtype).unbind(0)
     downs = None if weights.down is None else weights.down.to(x.dtype).unbind(0)
     down_biases = None if weights.down_bias is None else weights.down_bias.to(x.dtype).unbind(0)
-    gains = None if weights.gain is None else weights.gain.unbind(0)
-    loras = None if weights.lora is None else weights.lora.unbind()
+    gains = None if weights.gain is None else weights.gain.to(x.dtype).unbind(0)
+    loras = None if weights.lora is None else weights.lora.to(x.dtype).unbind()
     outputs = []
     for expert, a, b in plan.segments:
         rows = x_rows[a:b]

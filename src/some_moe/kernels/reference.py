@@ -10,15 +10,16 @@ def run_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
     """Return one expert's output for every row of x."""
     up, up_bias = weights.up[expert].to(x.dtype), weights.up_bias[expert].to(x.dtype)
     if weights.lora is not None:
-        up = up + weights.lora.up_out[expert] @ weights.lora.up_in[expert]
+        lora = weights.lora.to(x.dtype)
+        up = up + lora.up_out[expert] @ lora.up_in[expert]
     hidden = F.gelu(x @ up.T + up_bias)
     if weights.gain is not None:
-        hidden = hidden * weights.gain[expert]
+        hidden = hidden * weights.gain[expert].to(x.dtype)
     if weights.down is None or weights.down_bias is None:
         return hidden
     down, down_bias = weights.down[expert].to(x.dtype), weights.down_bias[expert].to(x.dtype)
     if weights.lora is not None:
-        down = down + weights.lora.down_out[expert] @ weights.lora.down_in[expert]
+        down = down + lora.down_out[expert] @ lora.down_in[expert]
     return hidden @ down.T + down_bias
 
 

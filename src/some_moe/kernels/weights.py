@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -13,6 +14,14 @@ class LoraWeights:
     up_out: Tensor  # (E, F, R)
     down_in: Tensor  # (E, R, F)
     down_out: Tensor  # (E, D, R)
+
+    def to(self, dtype: torch.dtype) -> "LoraWeights":
+        return LoraWeights(
+            up_in=self.up_in.to(dtype),
+            up_out=self.up_out.to(dtype),
+            down_in=self.down_in.to(dtype),
+            down_out=self.down_out.to(dtype),
+        )
 
     def unbind(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """One (up_in, up_out, down_in, down_out) per expert."""

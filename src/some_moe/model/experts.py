@@ -105,7 +105,12 @@ class ExpertLibrary(nn.Module):
 
     def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
         """x (N, D), experts (N, K) int64, gates (N, K) → the gated sum of the experts' outputs (N, D)."""
-        return self.mix(x, experts, gates, self.weights())
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            x = x.to(torch.get_autocast_dtype(device))
+        # Kernels compute in the type of x throughout; autocast would choose anew at every operation.
+        with torch.autocast(device, enabled=False):
+            return self.mix(x, experts, gates, self.weights())
 
 
 class LoraLibrary(ExpertLibrary):

@@ -1,0 +1,275 @@
+"""The commands that need a model: train, eval, generate. Imported by `some_moe.cli` when one of them runs."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from some_moe.cli import Parser, UsageError, on_terminal, suggest, terminal_width, write, write_json
+from some_moe.config import Config, ConfigError, RunConfig
+from some_moe.config.base import field_docs
+
+INTERRUPTED = 130
+
+
+# --- settings on the command line -------------------------------------------------------------------------
+
+
+def parse_overrides(words: list[str], prog: str) -> dict[str, Any]:
+    """Read `--model.top-k 2 --model.gains --train.clip=0` as {"model.top_k": "2", …}."""
+    known = {"--" + name.replace("_", "-"): name for name in RunConfig.field_names()}
+    changes: dict[str, Any] = {}
+    words = list(words)
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        name = known.get(flag.replace("_", "-"))
+        if name is None:
+            kind = "option" if flag.startswith("-") else "argument"
+            raise UsageError(f"{flag} is not an {kind} of `{prog}`{suggest(flag, [*known, '--preset', '--out'], prog)}")
+        if not equals:
+            # A switch may stand alone; anything else is followed by its value.
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        changes[name] = _read_value(value)
+    return changes
+
+
+def _read_value(text: str) -> Any:
+    """Lists, null and switches are read as YAML; numbers and names are left to the config, which knows their type."""
+    if text.startswith("[") or text in ("null", "true", "false"):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text
+    return text
+
+
+def describe_settings() -> str:
+    """Every field with its default and its meaning, room by room."""
+    lines = []
+    for room, field in RunConfig.model_fields.items():
+        inner = field.annotation
+        if not (isinstance(inner, type) and issubclass(inner, Config)):
+            continue
+        lines += ["", f"--{room}.*"]
+        docs, defaults = field_docs(inner), inner().model_dump(mode="json")
+        for name, default in defaults.items():
+            shown = "null" if default is None else str(default).lower() if isinstance(default, bool) else default
+            lines.append(f"  --{room}.{name.replace('_', '-')} ({shown})")
+            lines.append(f"      {docs[name]}")
+    return "\n".join(lines)
+
+
+# --- some train -------------------------------------------------------------------------------------------
+
+
+def train_model(arguments: list[str]) -> int:
+    """Train a model."""
+    prog = "some train"
+    parser = Parser(
+        prog,
+        "Train a SoME model. Every setting can be given as --ROOM.FIELD VALUE; `some train --settings` lists them.",
+    )
+    parser.add_argument("--preset", metavar="NAME", help="start from smoke, demo, or any registered experiment")
+    parser.add_argument("--config", metavar="FILE", help="start from a config.yaml")
+    parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
+    parser.add_argument("--resume", metavar="auto|PATH", help="continue this run folder, or a given checkpoint")
+    parser.add_argument("--init-from", metavar="RUN", help="start with the weights and keys of a run or checkpoint")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print config, parameters, memory and time; touch nothing"
+    )
+    parser.add_argument("--settings", action="store_true", help="list every setting with its default and meaning")
+    options, rest = parser.parse_known_args(arguments)
+    if options.settings:
+        return write(describe_settings().lstrip() + "\n")
+    overrides = parse_overrides(rest, prog)
+    config = resolve_config(options.preset, options.config, overrides)
+
+    from some_moe.train.recorder import RunFolder
+
+    if options.dry_run:
+        return dry_run(config)
+    folder = RunFolder(options.out or f"runs/{config.name}")
+    asked = config if options.preset or options.config or overrides else None
+    return run_training(config, asked, folder, options.resume, options.init_from)
+
+
+def resolve_config(preset: str | None, file: str | None, overrides: dict[str, Any]) -> RunConfig:
+    if preset and file:
+        raise UsageError(f"--preset {preset} and --config {file} exclude each other; give one of them")
+    base = RunConfig()
+    if preset:
+        from some_moe.experiments.presets import find_preset
+
+        base = find_preset(preset)
+    elif file:
+        base = RunConfig.load(file)
+    return base.override(overrides)
+
+
+def run_training(
+    config: RunConfig, asked: RunConfig | None, folder: Any, resume_from: str | None, init_from: str | None
+) -> int:
+    from some_moe.train.display import choose_display
+    from some_moe.train.loop import TrainingStoppedError, resume, start, train
+    from some_moe.train.recorder import RunFolder, command_line
+    from some_moe.train.runs import find_checkpoint
+
+    display = choose_display()
+    place = None
+    if resume_from is not None and resume_from != "auto":
+        place = find_checkpoint(resume_from)
+        folder = RunFolder(place.parent.parent)
+    if resume_from is not None and folder.exists():
+        refuse_other_config(folder, asked)
+        finished = folder.read_result()
+        if finished is not None and place is None:
+            display.say(f"{folder} is finished already")
+            return report(folder, finished)
+        place = place or folder.newest_checkpoint()
+        trainer = resume(folder, display, place)
+        display.say(f"resuming {folder} at step {trainer.progress.step} of {trainer.total_steps}")
+    else:
+        source = None if init_from is None else find_checkpoint(init_from)
+        trainer = start(config, folder, display, command_line(), source)
+    describe_start(trainer)
+    try:
+        result = train(trainer)
+    except TrainingStoppedError as stop:
+        print(f"some: {stop}", file=sys.stderr)
+        return stop.code
+    return report(folder, result)
+
+
+def refuse_other_config(folder: Any, asked: RunConfig | None) -> None:
+    """A resumed run keeps its config: name what the command line would change."""
+    if asked is None:
+        return
+    saved, wanted = folder.read_config().flatten(), asked.flatten()
+    changed = [name for name in saved if saved[name] != wanted[name]]
+    if changed:
+        listed = ", ".join(f"{name} ({saved[name]} there, {wanted[name]} here)" for name in changed)
+        raise ConfigError(
+            f"{str(folder)!r} was started with another config: {listed}; resume it without these settings"
+        )
+
+
+def describe_start(trainer: Any) -> None:
+    data, display = trainer.dataset, trainer.display
+    trainable, total = trainer.model.count_parameters()
+    ids = len(data.train.ids)
+    display.say(
+        f"{len(data.train):,} training stories, {ids:,} tokens, vocabulary {data.tokenizer.vocab_size:,}; "
+        f"{trainable:,} parameters trained of {total:,}; {trainer.total_steps:,} steps on {trainer.machine.describe()}"
+    )
+    if data.duplicates:
+        display.say(f"{data.duplicates:,} repeated stories were left out")
+    if data.train.num_cut:
+        share = data.train.num_cut / (ids + data.train.num_cut)
+        display.say(
+            f"{share:.1%} of the training tokens lie beyond seq_len {trainer.config.data.seq_len} and are cut off"
+        )
+
+
+def report(folder: Any, result: dict[str, Any]) -> int:
+    from some_moe.report.layout import Style
+    from some_moe.report.tables import format_result
+
+    return write(format_result(str(folder), result, width=terminal_width(), style=Style(on_terminal())))
+
+
+def dry_run(config: RunConfig) -> int:
+    from some_moe.train.estimate import estimate
+
+    return write(config.to_yaml() + "\n" + estimate(config))
+
+
+# --- some eval and some generate --------------------------------------------------------------------------
+
+
+def evaluate_run(arguments: list[str]) -> int:
+    """Score a run on text."""
+    parser = Parser("some eval", "Honest losses of a run on its own test split, or on any text. Keys stay still.")
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("--data", metavar="F", help="a .txt, .jsonl or .parquet file, or a folder: all of it is scored")
+    parser.add_argument("--split", default="test", choices=("train", "valid", "test"), help="of the run's own data")
+    parser.add_argument("--adapt", action="store_true", help="score each batch first, then let the keys move")
+    parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    options = parser.parse(arguments)
+
+    from some_moe.data.batches import encode_rows
+    from some_moe.data.dataset import prepare
+    from some_moe.data.sources import read_path
+    from some_moe.report.layout import Style
+    from some_moe.report.tables import format_evaluation
+    from some_moe.train.evaluate import evaluate
+    from some_moe.train.machine import choose_machine
+    from some_moe.train.runs import load
+
+    if options.data is not None:
+        texts = [text for part in read_path(Path(options.data), RunConfig().data).values() for text in part]
+    run = load(options.run, checkpoint=options.checkpoint)
+    machine = choose_machine(run.config.train)
+    if options.data is not None:
+        rows = encode_rows(texts, run.tokenizer, run.config.data.seq_len)
+    else:
+        rows = getattr(prepare(run.config.data, run.config.model.vocab_size, run.tokenizer), options.split)
+    model = run.model.to(machine.device)
+    found = evaluate(
+        model,
+        rows,
+        run.config,
+        run.tokenizer.token_bytes(),
+        machine.device,
+        bf16=machine.bf16,
+        adapt=options.adapt,
+    )
+    source = options.data or f"{options.split} split"
+    record = {"run": str(run.path), "step": run.step, "data": source, "adapt": options.adapt} | found.to_dict()
+    if options.json:
+        return write_json(record)
+    return write(format_evaluation(record, width=terminal_width(), style=Style(on_terminal())))
+
+
+def generate_text(arguments: list[str]) -> int:
+    """Let a run tell a story."""
+    parser = Parser("some generate", "Text from a run, as it comes.")
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="how the text begins (default: a new story)")
+    parser.add_argument("--max-tokens", type=int, default=300, metavar="N", help="longest continuation (default 300)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="draw from the likeliest tokens of this mass (0.95)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed tells the same story (default 0)")
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="how many texts (default 1)")
+    parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
+    options = parser.parse(arguments)
+    for name, value, good, cure in (
+        ("--temperature", options.temperature, options.temperature >= 0, "use 0 or more"),
+        ("--top-p", options.top_p, 0 < options.top_p <= 1, "use more than 0 and at most 1"),
+        ("--max-tokens", options.max_tokens, options.max_tokens > 0, "use 1 or more"),
+        ("--count", options.count, options.count > 0, "use 1 or more"),
+        ("--seed", options.seed, options.seed >= 0, "use 0 or more"),
+    ):
+        if not good:
+            raise UsageError(f"{name} {value} is out of range; {cure}")
+
+    from some_moe.train.runs import default_device, load
+    from some_moe.train.sampling import stream_text
+
+    run = load(options.run, checkpoint=options.checkpoint, device=default_device())
+    for number in range(options.count):
+        write(("" if number == 0 else "\n") + options.prompt)
+        for piece in stream_text(
+            run.model,
+            run.tokenizer,
+            options.prompt,
+            options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            seed=options.seed + number,
+        ):
+            write(piece)
+            sys.stdout.flush()
+        write("\n")
+    return 0

@@ -1,0 +1,1 @@
+"""Text that models here learn from, and how it is prepared."""

@@ -1,0 +1,168 @@
+"""An interpolated Kneser–Ney trigram over token ids: the baseline that every small language model must beat.
+
+With c the count of a trigram, n(·vw) the number of different ids seen before the pair vw, n(·v·) their sum
+over w, n(·w) and n(··) the same one order lower, and D the discount, which is the same for all orders:
+
+    P(w | u v) = max(c(uvw) - D, 0) / c(uv) + D |{w: c(uvw) > 0}| / c(uv) · P(w | v)
+    P(w | v)   = max(n(·vw) - D, 0) / n(·v·) + D |{w: n(·vw) > 0}| / n(·v·) · P(w)
+    P(w)       = max(n(·w) - D, 0) / n(··) + D |{w: n(·w) > 0}| / n(··) · 1 / V
+
+A context that training never met passes its whole weight on to the next shorter one. A row is one document:
+its first id (bos) is context only, and stands twice before the first target.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Trigram"]
+
+Ids = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+Rows = Sequence[Sequence[int] | NDArray[np.integer[Any]]]
+
+
+class _Counts(NamedTuple):
+    """For each target, by order: its count, the count of its context, and how many ids follow that."""
+
+    trigram: tuple[Ids, Ids, Ids]
+    bigram: tuple[Ids, Ids, Ids]
+    unigram: tuple[Ids, Ids, Ids]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trigram:
+    """A fitted model; every array of keys is sorted, and packs the ids of an n-gram into one number."""
+
+    vocab_size: int
+    discount: float
+    trigrams: Ids
+    trigram_counts: Ids
+    contexts: Ids
+    context_counts: Ids
+    context_followers: Ids
+    pairs: Ids
+    pair_counts: Ids
+    last_counts: Ids
+    last_followers: Ids
+    word_counts: Ids
+
+    @classmethod
+    def fit(cls, rows: Rows, vocab_size: int, discount: float) -> Self:
+        """Count the rows, each from its bos to its eos; `discount` is D, between 0 and 1."""
+        if not 0 < discount < 1:
+            raise ValueError(f"discount must lie between 0 and 1; it is {discount}")
+        before, last, target = _split_targets(rows, vocab_size)
+        packed = (before * vocab_size + last) * vocab_size + target
+        trigrams, trigram_counts = np.unique(packed, return_counts=True)
+        contexts, starts = np.unique(trigrams // vocab_size, return_index=True)
+        pairs, pair_counts = np.unique(trigrams % vocab_size**2, return_counts=True)
+        return cls(
+            vocab_size=vocab_size,
+            discount=discount,
+            trigrams=trigrams,
+            trigram_counts=trigram_counts,
+            contexts=contexts,
+            context_counts=np.add.reduceat(trigram_counts, starts) if len(starts) else trigram_counts,
+            context_followers=np.diff(starts, append=len(trigrams)),
+            pairs=pairs,
+            pair_counts=pair_counts,
+            last_counts=np.bincount(trigrams // vocab_size % vocab_size, minlength=vocab_size),
+            last_followers=np.bincount(pairs // vocab_size, minlength=vocab_size),
+            word_counts=np.bincount(pairs % vocab_size, minlength=vocab_size),
+        )
+
+    @classmethod
+    def fit_tuned(cls, train_rows: Rows, valid_rows: Rows, vocab_size: int) -> Self:
+        """Fit the train rows with the discount, to the nearest hundredth, that suits the valid rows best.
+
+        The search takes the best tenth first, and then the best hundredth around it.
+        """
+        model = cls.fit(train_rows, vocab_size, discount=0.5)
+        counts = model._look_up(*_split_targets(valid_rows, vocab_size))
+
+        def score(hundredths: int) -> float:
+            return _average(counts, hundredths / 100, vocab_size)
+
+        tenth = min(range(10, 100, 10), key=score)
+        return replace(model, discount=min(range(tenth - 9, tenth + 10), key=score) / 100)
+
+    def loss(self, rows: Rows) -> float:
+        """Mean nats per target; every id of a row is a target, but for its first, the bos."""
+        counts = self._look_up(*_split_targets(rows, self.vocab_size))
+        return _average(counts, self.discount, self.vocab_size)
+
+    def predict(self, before: int, last: int) -> Numbers:
+        """The probability of every id after the two ids `before` and `last`."""
+        targets = np.arange(self.vocab_size)
+        counts = self._look_up(np.full_like(targets, before), np.full_like(targets, last), targets)
+        return _interpolate(counts, self.discount, self.vocab_size)
+
+    def _look_up(self, before: Ids, last: Ids, target: Ids) -> _Counts:
+        """What was counted of each target after its two ids."""
+        context = before * self.vocab_size + last
+        pair = last * self.vocab_size + target
+        trigram = context * self.vocab_size + target
+        everywhere = np.zeros_like(target)
+        return _Counts(
+            trigram=(
+                _find(trigram, self.trigrams, self.trigram_counts),
+                _find(context, self.contexts, self.context_counts),
+                _find(context, self.contexts, self.context_followers),
+            ),
+            bigram=(
+                _find(pair, self.pairs, self.pair_counts),
+                self.last_counts[last],
+                self.last_followers[last],
+            ),
+            unigram=(
+                self.word_counts[target],
+                everywhere + len(self.pairs),
+                everywhere + np.count_nonzero(self.word_counts),
+            ),
+        )
+
+
+def _average(counts: _Counts, discount: float, vocab_size: int) -> float:
+    """Mean nats of the targets."""
+    if not len(counts.trigram[0]):
+        raise ValueError("no row has a target: one needs at least two ids")
+    return float(-np.log(_interpolate(counts, discount, vocab_size)).mean())
+
+
+def _interpolate(counts: _Counts, discount: float, vocab_size: int) -> Numbers:
+    """The probability of each target, from the shortest context to the longest."""
+    probability = np.full(len(counts.trigram[0]), 1 / vocab_size)
+    for count, total, followers in (counts.unigram, counts.bigram, counts.trigram):
+        # An unseen context has count 0 and followers 0: dividing by 1, and passing on everything.
+        divisor = np.maximum(total, 1)
+        passed_on = np.where(total > 0, discount * followers / divisor, 1.0)
+        probability = np.maximum(count - discount, 0) / divisor + passed_on * probability
+    return probability
+
+
+def _find(keys: Ids, sorted_keys: Ids, values: Ids) -> Ids:
+    """The value of each key, or 0 where `sorted_keys` does not have it."""
+    if not len(sorted_keys):
+        return np.zeros_like(keys)
+    places = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+    return np.where(sorted_keys[places] == keys, values[places], 0)
+
+
+def _split_targets(rows: Rows, vocab_size: int) -> tuple[Ids, Ids, Ids]:
+    """All targets of the rows, each with the two ids before it; before the second id of a row, bos twice."""
+    if not 1 <= vocab_size <= 1 << 20:
+        raise ValueError(f"vocab_size must be from 1 to {1 << 20}, to pack three ids; it is {vocab_size}")
+    arrays = [np.asarray(row, dtype=np.int64) for row in rows if len(row)]
+    ids = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise ValueError(f"an id is outside the vocabulary of {vocab_size}")
+    lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
+    is_first = np.zeros(len(ids), dtype=bool)
+    is_first[np.cumsum(lengths) - lengths] = True
+    targets = np.flatnonzero(~is_first)
+    before = np.where(is_first[targets - 1], targets - 1, targets - 2)
+    return ids[before], ids[targets - 1], ids[targets]

@@ -1,0 +1,32 @@
+"""The same figures for TensorBoard, for those who like it. Optional: train.tensorboard."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from some_moe.config import ConfigError
+
+
+class Board:
+    """Writes the numbers of each record as scalars."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "train.tensorboard needs the tensorboard package: pip install 'some-moe[tensorboard]'"
+            ) from None
+        # The writer is made at the first record: a run that is refused leaves nothing behind.
+        self.path, self.make_writer, self.writer = path, cast(Any, SummaryWriter), cast(Any, None)
+
+    def add(self, figures: dict[str, Any]) -> None:
+        step = figures["step"]
+        if self.writer is None:
+            self.writer = self.make_writer(str(self.path), purge_step=step)
+        for name, value in figures.items():
+            if isinstance(value, int | float) and name != "step":
+                self.writer.add_scalar(name, value, step)
+        for layer in figures.get("layers", ()):
+            for name in ("gini", "entropy_bits", "experts_used"):
+                self.writer.add_scalar(f"layer {layer['layer']}/{name}", layer[name], step)
+        self.writer.flush()

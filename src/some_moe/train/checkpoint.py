@@ -1,0 +1,176 @@
+"""Checkpoints: safetensors and JSON only, written whole and renamed into place, verified before use.
+
+A checkpoint folder step-N holds `model.safetensors` (trained parameters and key stores; frozen experts are a
+seed and a checksum), `optimizer.safetensors` and `state.json`, which carries a hash of the other two.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from some_moe.config import FORMAT_VERSION, ConfigError
+from some_moe.model.transformer import SomeLM
+
+TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file so that it is there whole or not at all."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file so that it is there whole or not at all."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, scratch)
+        _sync(scratch)
+        os.replace(scratch, path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise error if isinstance(error, OSError) else OSError(str(error)) from None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def optimizer_tensors(model: SomeLM, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}/{part}": value
+        for parameter, state in optimizer.state.items()
+        for part, value in state.items()
+    }
+
+
+def restore_optimizer(model: SomeLM, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    for name, value in tensors.items():
+        path, part = name.rsplit("/", 1)
+        parameter = parameters[path]
+        device = torch.device("cpu") if part == "step" and parameter.device.type == "cpu" else parameter.device
+        optimizer.state[parameter][part] = value.to(device)
+
+
+def describe_libraries(model: SomeLM) -> list[dict[str, Any]]:
+    """Seed and checksum of each library whose weights are not in the checkpoint."""
+    return [
+        library.describe() for library in model.libraries if not library.trained and library.init_method != "orthogonal"
+    ]
+
+
+def save_checkpoint(
+    folder: Path, model: SomeLM, optimizer: torch.optim.Optimizer, state: dict[str, Any], extra: dict[str, Tensor]
+) -> Path:
+    """Write checkpoints/step-N; state["step"] is N. Returns its path."""
+    place = folder / f"step-{state['step']}"
+    scratch = folder / f".step-{state['step']}.tmp"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir(parents=True)
+        write_tensors(scratch / "model.safetensors", dict(model.state_dict()))
+        write_tensors(scratch / "optimizer.safetensors", optimizer_tensors(model, optimizer) | extra)
+        hashes = {name: _hash_file(scratch / name) for name in TENSOR_FILES}
+        record = {"format_version": FORMAT_VERSION, "hashes": hashes} | state
+        write_whole(scratch / "state.json", json.dumps(record, indent=1))
+        if place.exists():
+            shutil.rmtree(place)
+        os.replace(scratch, place)
+        _sync(folder)
+    except OSError:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    return place
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def prune_checkpoints(folder: Path, keep_last: int, best_step: int | None) -> None:
+    """Remove all but the last few and the best, and whatever a killed process left half-written."""
+    kept = list_checkpoints(folder)[-keep_last:]
+    for path in list_checkpoints(folder):
+        if path not in kept and path.name != f"step-{best_step}":
+            shutil.rmtree(path)
+    for scratch in folder.glob(".step-*.tmp"):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def read_state(place: Path) -> dict[str, Any]:
+    """Read and verify a checkpoint's state.json and the files that it vouches for."""
+    try:
+        state: dict[str, Any] = json.loads((place / "state.json").read_text(encoding="utf-8"))
+        version, hashes = state["format_version"], state["hashes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{str(place)!r} is not a whole checkpoint: its state.json cannot be read; {CURE}") from None
+    if version > FORMAT_VERSION:
+        raise ConfigError(
+            f"{str(place)!r} has format version {version}, newer than this program's {FORMAT_VERSION}; update some-moe"
+        )
+    for name in TENSOR_FILES:
+        path = place / name
+        if not path.is_file():
+            raise ConfigError(f"{str(place)!r} is not a whole checkpoint: {name} is missing; {CURE}")
+        if _hash_file(path) != hashes.get(name):
+            raise ConfigError(f"{str(path)!r} is truncated or was changed since it was written; {CURE}")
+    return state
+
+
+CURE = "remove that folder to use the checkpoint before it, or restore it"
+
+
+def load_model(place: Path, model: SomeLM, state: dict[str, Any]) -> None:
+    """Load the trained parameters and key stores, and check that the experts are those that it was trained with."""
+    for library, description in zip(
+        (lib for lib in model.libraries if not lib.trained and lib.init_method != "orthogonal"),
+        state["libraries"],
+        strict=True,
+    ):
+        library.verify(description)
+    model.load_state_dict(load_file(place / "model.safetensors"))
+
+
+def load_optimizer(
+    place: Path, model: SomeLM, optimizer: torch.optim.Optimizer, extra: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Restore the optimizer; return the extra tensors that were saved beside it."""
+    tensors = load_file(place / "optimizer.safetensors")
+    found = {name: tensors.pop(name) for name in extra}
+    restore_optimizer(model, optimizer, tensors)
+    return found

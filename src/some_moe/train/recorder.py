@@ -1,0 +1,169 @@
+"""The run folder: what a run writes, and how it stays whole whenever the process dies.
+
+config.yaml, env.json, tokenizer.json, metrics.jsonl, samples.jsonl, keys/step-N.safetensors,
+checkpoints/step-N/, result.json. All but the two logs are written whole and renamed into place.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import some_moe
+from some_moe.config import ConfigError, RunConfig
+from some_moe.train.checkpoint import list_checkpoints, write_tensors, write_whole
+
+LOGS = ("metrics.jsonl", "samples.jsonl")
+
+
+class RunFolder:
+    """One run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def result_file(self) -> Path:
+        return self.path / "result.json"
+
+    def exists(self) -> bool:
+        return self.config_file.is_file()
+
+    def refuse_if_used(self) -> None:
+        """A folder with something in it is never written over."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ConfigError(
+                f"the output folder {str(self.path)!r} is not empty; continue it with --resume auto, or choose another "
+                "with --out"
+            )
+
+    def create(self, config: RunConfig, tokenizer_json: str, command: str) -> None:
+        """Make the folder and write what is known before the first step."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            config.save(self.config_file)
+            write_whole(self.tokenizer_file, tokenizer_json)
+            write_whole(self.path / "env.json", json.dumps(describe_environment(command), indent=1))
+        except OSError as error:
+            raise ConfigError(
+                f"the output folder {str(self.path)!r} cannot be written ({error.strerror}); choose another with --out"
+            ) from None
+
+    def read_config(self) -> RunConfig:
+        if not self.exists():
+            raise ConfigError(
+                f"{str(self.path)!r} is not a run: it has no config.yaml; give a folder made by `some train`"
+            )
+        return RunConfig.load(self.config_file)
+
+    def append(self, log: str, record: dict[str, Any]) -> None:
+        """Add one line to a log and hand it to the system at once."""
+        with (self.path / log).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(drop_nan(record)) + "\n")
+            file.flush()
+
+    def cut_back(self, step: int) -> None:
+        """Drop what the logs and key snapshots say of later steps: they will be made again."""
+        for log in LOGS:
+            path = self.path / log
+            if path.is_file():
+                kept = [record for record in read_log(path) if record["step"] <= step]
+                write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
+        for snapshot in (self.path / "keys").glob("step-*.safetensors"):
+            if int(snapshot.stem.removeprefix("step-")) > step:
+                snapshot.unlink()
+
+    def save_keys(self, step: int, keys: dict[str, Tensor]) -> None:
+        (self.path / "keys").mkdir(exist_ok=True)
+        write_tensors(self.path / "keys" / f"step-{step}.safetensors", keys)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_whole(self.result_file, json.dumps(drop_nan(result), indent=1))
+
+    def read_result(self) -> dict[str, Any] | None:
+        if not self.result_file.is_file():
+            return None
+        result: dict[str, Any] = json.loads(self.result_file.read_text(encoding="utf-8"))
+        return result
+
+    def newest_checkpoint(self) -> Path | None:
+        found = list_checkpoints(self.checkpoints)
+        return found[-1] if found else None
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Read a .jsonl log; a last line that a killed process left unfinished is left out."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def drop_nan(value: Any) -> Any:
+    """Turn NaN and infinities into null: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {name: drop_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [drop_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def describe_environment(command: str) -> dict[str, Any]:
+    """What a reader needs to repeat a run elsewhere."""
+    return {
+        "some_moe": some_moe.__version__,
+        "commit": _git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": describe_device(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "cpu_threads": torch.get_num_threads(),
+        "command": command,
+    }
+
+
+def describe_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+def _git_commit() -> str | None:
+    """The commit of the source that runs, with + where it has changes; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "."], cwd=here, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.returncode else "")
+
+
+def command_line() -> str:
+    """The command as it was typed, without the path to its interpreter."""
+    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -1,0 +1,262 @@
+"""The commands as a person types them: results on stdout, bad input as one sentence, exit code 2, nothing touched."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from some_moe.cli import main
+from some_moe.config import RunConfig
+from some_moe.data.tokenizer import Tokenizer
+
+SMOKE = [
+    *("train", "--preset", "smoke", "--data.train-subset-size", "24", "--data.val-subset-size", "4"),
+    *("--train.epochs", "1", "--train.sample-tokens", "4"),
+]
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    os.environ["SOME_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")
+    path = tmp_path_factory.mktemp("trained") / "run"
+    assert main([*SMOKE, "--out", str(path)]) == 0
+    return path
+
+
+def listing(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run a command that must be refused; return its one sentence."""
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("some: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    return captured.err
+
+
+# --- what works -------------------------------------------------------------------------------------------
+
+
+def test_train_ends_with_tables_of_epochs_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMOKE, "--name", "mine"]) == 0
+    printed = capsys.readouterr().out
+    assert "How the experts share the work" in printed
+    assert "test loss" in printed
+    assert "\x1b" not in printed
+    assert (tmp_path / "runs" / "mine" / "result.json").is_file()
+
+
+def test_eval_prints_honest_losses_and_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads((trained / "result.json").read_text())
+    capsys.readouterr()
+    assert main(["eval", str(trained), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["loss"] == pytest.approx(result["test_loss"])
+    assert main(["eval", str(trained), "--split", "valid"]) == 0
+    assert f"loss {result['val_loss']:.4f}" in capsys.readouterr().out
+
+
+def test_eval_reads_any_text_and_adapts_without_changing_the_run(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.txt").write_text("To be or not to be.\n\nThat is the question.\n\n" * 20)
+    before = listing(trained)
+    losses = []
+    for extra in ([], ["--adapt"]):
+        capsys.readouterr()
+        assert main(["eval", str(trained), "--data", "other.txt", "--json", *extra]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert record["num_bytes"] == 20 * len("To be or not to be." + "That is the question.")
+        losses.append(record["loss"])
+    assert losses[0] != losses[1]
+    assert listing(trained) == before
+
+
+def test_generate_repeats_with_the_seed_and_keeps_the_prompt(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        capsys.readouterr()
+        command = ["generate", str(trained), "--prompt", "Once", "--seed", seed, "--max-tokens", "20"]
+        assert main(command) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    assert all(text.startswith("Once") for text in texts)
+
+
+def test_dry_run_prints_config_parameters_memory_and_time_and_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMOKE, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("d_model: 32", "parameters: 44,096 trained of 77,888", "memory: about", "time: ", "steps: 3"):
+        assert word in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--settings"]) == 0
+    printed = capsys.readouterr().out
+    for name in RunConfig.field_names():
+        if "." in name:
+            assert f"--{name.replace('_', '-')} (" in printed
+
+
+def test_a_finished_run_resumed_says_so_and_changes_nothing(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = listing(trained)
+    assert main(["train", "--out", str(trained), "--resume", "auto"]) == 0
+    assert "is finished already" in capsys.readouterr().out
+    assert listing(trained) == before
+
+
+def test_a_config_file_and_flags_of_every_shape_are_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunConfig(name="filed").save(tmp_path / "c.yaml")
+    flags = "--model.top-k=2 --model.gains --gravity.beta -0.002 --gravity.max-step 0.1 --gravity.frozen-layers [0,1]"
+    command = ["train", "--config", "c.yaml", *flags.split(), "--data.train-subset-size", "null", "--dry-run"]
+    command += ["--model.d-model", "32", "--model.num-experts", "8", "--data.batch-size", "2", "--data.seq-len", "16"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    config = RunConfig.from_yaml(text[: text.index("\nparameters:")])
+    assert (config.name, config.model.top_k, config.model.gains) == ("filed", 2, True)
+    assert (config.gravity.beta, config.gravity.frozen_layers) == (-0.002, (0, 1))
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+def test_missing_empty_binary_and_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\nnot json\n')
+    (tmp_path / "fields.jsonl").write_text('{"body": "a"}\n')
+    before = listing(tmp_path)
+    for source, words in (
+        ("none.txt", "does not exist"),
+        ("empty.txt", "holds no text"),
+        ("binary.txt", "not UTF-8"),
+        ("broken.jsonl", "line 2, is not JSON"),
+        ("fields.jsonl", "needs a 'text' field"),
+    ):
+        sentence = refused(capsys, *SMOKE, "--data.source", source, "--out", "run")
+        assert source in sentence
+        assert words in sentence
+    assert listing(tmp_path) == before
+
+
+def test_fewer_stories_than_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "few.txt").write_text("One.\n\nTwo.\n\nThree.\n\nFour.\n\nFive.")
+    sentence = refused(capsys, *SMOKE, "--data.source", "few.txt", "--out", "run")
+    assert "gives 3 training rows, fewer than one step of 8; lower data.batch_size" in sentence
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_presets_flags_and_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'dmo' is not a preset; did you mean 'demo'?" in refused(capsys, "train", "--preset", "dmo")
+    assert "did you mean '--model.num-experts'?" in refused(capsys, "train", "--model.num-expert", "4")
+    assert "model.top_k 99 is more than num_experts 8" in refused(capsys, *SMOKE, "--model.top-k", "99")
+    assert "train.device 'cuda:99' is not there" in refused(capsys, *SMOKE, "--train.device", "cuda:99")
+    assert "exclude each other" in refused(capsys, "train", "--preset", "demo", "--config", "x.yaml")
+    assert "cannot read the config 'x.yaml'" in refused(capsys, "train", "--config", "x.yaml")
+    assert "'treat' is not a command" in refused(capsys, "treat")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resume_folder_from_another_config_names_the_fields(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(trained)
+    command = [*SMOKE, "--train.learning-rate", "0.5", "--out", str(trained), "--resume", "auto"]
+    sentence = refused(capsys, *command)
+    assert "train.learning_rate (0.003 there, 0.5 here)" in sentence
+    assert listing(trained) == before
+
+
+def test_a_used_folder_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = listing(trained)
+    assert "is not empty" in refused(capsys, *SMOKE, "--out", str(trained))
+    assert listing(trained) == before
+
+
+def damage(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the trained run whose result is gone, so that it can be resumed."""
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    (copy / "result.json").unlink()
+    return copy
+
+
+def test_truncated_and_tampered_checkpoints_are_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = damage(trained, tmp_path)
+    model = copy / "checkpoints" / "step-3" / "model.safetensors"
+    content = model.read_bytes()
+    for broken in (content[: len(content) // 2], content[:-1] + bytes([content[-1] ^ 1])):
+        model.write_bytes(broken)
+        before = listing(copy)
+        for command in (["train", "--out", str(copy), "--resume", "auto"], ["generate", str(copy)]):
+            sentence = refused(capsys, *command)
+            assert "model.safetensors' is truncated or was changed" in sentence
+        assert listing(copy) == before
+    model.unlink()
+    assert "model.safetensors is missing" in refused(capsys, "eval", str(copy))
+
+
+def test_a_run_of_a_newer_format_is_refused(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = damage(trained, tmp_path)
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("format_version: 1", "format_version: 9"))
+    before = listing(copy)
+    assert "format_version 9 is newer" in refused(capsys, "train", "--out", str(copy), "--resume", "auto")
+    assert "format_version 9 is newer" in refused(capsys, "generate", str(copy))
+    assert listing(copy) == before
+
+
+def test_experts_that_do_not_match_their_checksum_are_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = damage(trained, tmp_path)
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("expert_seed: 0", "expert_seed: 1"))
+    assert "the experts of layer 0 have seed 1, but the saved model was made with 0" in refused(
+        capsys, "generate", str(copy)
+    )
+
+
+def test_an_unwritable_output_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    sentence = refused(capsys, *SMOKE, "--out", str(tmp_path / "file" / "run"))
+    assert "cannot be written" in sentence
+    assert "--out" in sentence
+
+
+def test_a_tokenizer_that_does_not_fit_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [f"word{n} thing{n * 3}" for n in range(200)]
+    (tmp_path / "t.json").write_text(Tokenizer.train(texts, 600).to_json())
+    sentence = refused(capsys, *SMOKE, "--data.tokenizer", "t.json", "--out", "run")
+    assert "ids, but model.vocab_size is 512; raise vocab_size" in sentence
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_that_are_no_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a run: it has no config.yaml" in refused(capsys, "generate", str(tmp_path))
+    assert "is not a run" in refused(capsys, "eval", "nowhere")
+
+
+def test_generation_settings_out_of_range_are_named(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, value in (("--temperature", "-1"), ("--top-p", "0"), ("--top-p", "2"), ("--max-tokens", "0")):
+        assert f"{flag} " in refused(capsys, "generate", str(trained), flag, value)
+    assert "--temperature" in refused(capsys, "generate", str(trained), "--temperature", "hot")
