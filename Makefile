@@ -1,9 +1,10 @@
-# One command each: `make test` sets everything up and runs the tests.
+# One command each: `make demo` sets everything up, trains a small model and shows it; `make test` sets
+# everything up and runs the tests.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup test test-all lint types clean
+.PHONY: setup demo test test-all lint types clean
 
 setup: $(VENV)/.installed
 
@@ -11,6 +12,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $@
+
+demo: setup
+	$(BIN)/some train --preset demo --resume auto
+	$(BIN)/some eval runs/demo --trigram
+	$(BIN)/some generate runs/demo --count 2
 
 test: setup lint types
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu and not browser"

@@ -194,6 +194,9 @@ def evaluate_run(arguments: list[str]) -> int:
     parser.add_argument("--data", metavar="F", help="a .txt, .jsonl or .parquet file, or a folder: all of it is scored")
     parser.add_argument("--split", default="test", choices=("train", "valid", "test"), help="of the run's own data")
     parser.add_argument("--adapt", action="store_true", help="score each batch first, then let the keys move")
+    parser.add_argument(
+        "--trigram", action="store_true", help="score a Kneser–Ney trigram of the run's train split too"
+    )
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse(arguments)
@@ -211,10 +214,13 @@ def evaluate_run(arguments: list[str]) -> int:
         texts = [text for part in read_path(Path(options.data), RunConfig().data).values() for text in part]
     run = load(options.run, checkpoint=options.checkpoint)
     machine = choose_machine(run.config.train)
+    own = None
+    if options.data is None or options.trigram:
+        own = prepare(run.config.data, run.config.model.vocab_size, run.tokenizer)
     if options.data is not None:
         rows = encode_rows(texts, run.tokenizer, run.config.data.seq_len)
     else:
-        rows = getattr(prepare(run.config.data, run.config.model.vocab_size, run.tokenizer), options.split)
+        rows = getattr(own, options.split)
     model = run.model.to(machine.device)
     found = evaluate(
         model,
@@ -227,6 +233,12 @@ def evaluate_run(arguments: list[str]) -> int:
     )
     source = options.data or f"{options.split} split"
     record = {"run": str(run.path), "step": run.step, "data": source, "adapt": options.adapt} | found.to_dict()
+    if own is not None and options.trigram:
+        from some_moe.metrics.trigram import Trigram
+
+        vocab_size = run.tokenizer.vocab_size
+        trigram = Trigram.fit_tuned(own.train.to_lists(), own.valid.to_lists(), vocab_size)
+        record |= {"trigram_loss": trigram.loss(rows.to_lists()), "trigram_discount": trigram.discount}
     if options.json:
         return write_json(record)
     return write(format_evaluation(record, width=terminal_width(), style=Style(on_terminal())))

@@ -84,6 +84,15 @@ def test_eval_reads_any_text_and_adapts_without_changing_the_run(
     assert listing(trained) == before
 
 
+def test_eval_prints_the_trigram_beside_the_model(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(trained), "--trigram", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert 1 < record["trigram_loss"] < record["loss"]  # three steps of training beat nothing
+    assert 0 < record["trigram_discount"] < 1
+    assert main(["eval", str(trained), "--trigram"]) == 0
+    assert f"{record['trigram_loss']:.4f} nats per token" in capsys.readouterr().out
+
+
 def test_generate_repeats_with_the_seed_and_keeps_the_prompt(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for seed in ("1", "1", "2"):

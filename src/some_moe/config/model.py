@@ -23,6 +23,9 @@ class ModelConfig(Config):
     """Number of token ids; at most 65,536, for ids are stored in 16 bits."""
     positions: Literal["rope", "alibi", "sinusoidal"] = "rope"
     """How attention knows the order of tokens. None of the three has parameters."""
+    embedding_std: Positive = 0.5
+    """Standard deviation of the token embedding at the start. No norm stands before the output head, so a small
+    one also makes the first logits small and learning slow to begin."""
     norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each sublayer, or after each residual sum."""
 

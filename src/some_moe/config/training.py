@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from some_moe.config.base import Config, ConfigError, Count, Natural, NonNegative, Positive, Share
+from some_moe.config.base import Config, ConfigError, Count, Decay, Natural, NonNegative, Positive, Share
 
 
 class DataConfig(Config):
@@ -55,6 +55,8 @@ class TrainConfig(Config):
     """Stop after so many optimizer steps, even within an epoch; null is no limit."""
     global_batch_tokens: Count | None = None
     """Positions a step, reached by accumulating gradients over batches; null is one batch a step."""
+    beta2: Decay = 0.95
+    """AdamW's memory of squared gradients; short runs want a short one."""
     weight_decay: NonNegative = 0.1
     """AdamW's decay."""
     decay_on: Literal["matrices", "all"] = "matrices"

@@ -23,16 +23,19 @@ def demo() -> RunConfig:
     """A few minutes on two cores: a small model that tells whole stories."""
     return RunConfig(
         name="demo",
-        model=ModelConfig(
-            d_model=128, num_layers=4, num_heads=4, vocab_size=2048, num_experts=16, d_ffn=256, top_k=2
-        ),
+        model=ModelConfig(d_model=128, num_layers=3, num_heads=4, vocab_size=4096, num_experts=16, d_ffn=128, top_k=2),
         gravity=GravityConfig(balance_rate=0.01),
-        data=DataConfig(seq_len=320, batch_size=16, train_subset_size=6000, val_subset_size=200),
+        data=DataConfig(seq_len=320, batch_size=8, train_subset_size=2000, val_subset_size=200),
         train=TrainConfig(
-            epochs=2, learning_rate=3e-3, min_rate_share=0.02, log_every=20, save_every=100, snapshot_every=50,
+            epochs=2,
+            learning_rate=8e-3,
+            min_rate_share=0.02,
+            log_every=20,
+            save_every=100,
+            snapshot_every=25,
             sample_tokens=250,
         ),
-    )  # fmt: skip
+    )
 
 
 PRESETS = {"smoke": smoke, "demo": demo}

@@ -25,7 +25,11 @@ PADDING_NOTE = (
 MASKED_NOTE = "Inferred from the size of its loss: padding counts neither in the loss nor in the usage figures."
 LINEAR_NOTE = "The linear query network is not stated; it follows from the printed parameter counts."
 
+PLAIN: dict[str, Any] = {"model.embedding_std": 1.0, "train.beta2": 0.999, "train.decay_on": "all"}
+"""What the framework does when nobody says otherwise: assumed of every published run."""
+
 ALWAYS_ASSUMED = (
+    *PLAIN,
     "model.positions",
     "model.norm",
     "model.score",
@@ -69,7 +73,7 @@ def record_run(
         name=name,
         series=series,
         title=title,
-        config=base.override({"name": name, "experiment": name, **changes}),
+        config=base.override({"name": name, "experiment": name, **PLAIN, **changes}),
         source=source,
         published=published,
         assumed=tuple(field for field in RunConfig.field_names() if field in everywhere),

@@ -4,7 +4,7 @@ So two models that share a part start it alike, whatever else differs: controls 
 
 | parameter                                  | start                                         |
 | ------------------------------------------ | --------------------------------------------- |
-| token embedding                            | normal, standard deviation 0.02               |
+| token embedding                            | normal, standard deviation `embedding_std`    |
 | matrix of a linear map                     | uniform within ±1/√fan_in                     |
 | … whose output joins the residual stream   | the same, divided by √(2·num_layers)          |
 | bias                                       | 0                                             |
@@ -21,6 +21,7 @@ import zlib
 import torch
 from torch import Tensor, nn
 
+from some_moe.config import ModelConfig
 from some_moe.hashing import derive_key
 from some_moe.model.experts import LoraLibrary
 from some_moe.model.keystore import KeyState
@@ -39,7 +40,7 @@ def _fill_uniform(parameter: Tensor, bound: float, seed: int, name: str) -> None
 
 
 @torch.no_grad()
-def init_weights(root: nn.Module, *, seed: int, num_layers: int, name: str = "") -> None:
+def init_weights(root: nn.Module, config: ModelConfig, *, seed: int, name: str = "") -> None:
     """Set every trained parameter below `root` by the table above; `name` is the root's own full name."""
     if any(p.is_meta for p in root.parameters()):
         return
@@ -47,13 +48,12 @@ def init_weights(root: nn.Module, *, seed: int, num_layers: int, name: str = "")
         if isinstance(module, nn.Linear):
             bound = 1 / math.sqrt(module.in_features)
             if path.endswith(RESIDUAL_OUTPUTS):
-                bound /= math.sqrt(2 * num_layers)
+                bound /= math.sqrt(2 * config.num_layers)
             _fill_uniform(module.weight, bound, seed, path)
             module.bias.zero_()
         elif isinstance(module, nn.Embedding):
-            module.weight.copy_(
-                torch.empty(module.weight.shape, device="cpu").normal_(0, 0.02, generator=_generator(seed, path))
-            )
+            start = torch.empty(module.weight.shape, device="cpu")
+            module.weight.copy_(start.normal_(0, config.embedding_std, generator=_generator(seed, path)))
         elif isinstance(module, LoraLibrary):
             for part in ("up_in", "down_in"):
                 weight = getattr(module, part)

@@ -118,7 +118,7 @@ class SomeLayer(nn.Module):
         if self.state is not None and model.router == "weights" and not self.library.up.is_meta:
             # An expert's score is then the mean pre-activation of its hidden units, up to a factor.
             self.state.place_keys(self.library.up.float().mean(1))
-        init_weights(self, seed=seed, num_layers=model.num_layers, name=f"layer.{layer}")
+        init_weights(self, model, seed=seed, name=f"layer.{layer}")
 
     @property
     def state(self) -> KeyState | None:

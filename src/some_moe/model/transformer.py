@@ -110,7 +110,7 @@ class SomeLM(nn.Module):
             Block(model, self.gravity, layer, seed=seed, kernel=kernel, device=device)
             for layer in range(model.num_layers)
         )
-        init_weights(self, seed=seed, num_layers=model.num_layers)
+        init_weights(self, model, seed=seed)
 
     @property
     def layers(self) -> list[SomeLayer]:

@@ -101,5 +101,10 @@ def format_evaluation(record: dict[str, Any], *, width: int | None, style: Style
             f"over padding too, as published up to v4: {record['loss_padded']:.4f} "
             f"({record['text_share']:.1%} of the positions are text)"
         )
+    if "trigram_loss" in record:
+        lines.append(
+            f"a Kneser–Ney trigram of the training split (discount {record['trigram_discount']}): "
+            f"{record['trigram_loss']:.4f} nats per token on the same tokens"
+        )
     lines += format_layers(record["layers"], width=width, style=style)
     return "\n".join(lines) + "\n"

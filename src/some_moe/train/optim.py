@@ -17,8 +17,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         }
         for decayed in (True, False)
     ]
-    # foreach=False and fused: one kernel a step where there is one, and the same bits in every process.
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.learning_rate, fused=True)
+    # Fused: one kernel for everything, on the CPU too, and the same bits in every process.
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.learning_rate, betas=(0.9, config.beta2), fused=True
+    )
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
