@@ -4,12 +4,18 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all lint types clean
+.PHONY: setup setup-dev demo test test-all lint types clean
 
 setup: $(VENV)/.installed
 
+setup-dev: $(VENV)/.installed-dev
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $@
 
@@ -18,17 +24,17 @@ demo: setup
 	$(BIN)/some eval runs/demo --trigram
 	$(BIN)/some generate runs/demo --count 2
 
-test: setup lint types
+test: setup-dev lint types
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu and not browser"
 
-test-all: setup lint types
+test-all: setup-dev lint types
 	$(BIN)/python -m pytest -n auto
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: setup-dev
 	$(BIN)/mypy
 
 clean:

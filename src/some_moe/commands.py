@@ -19,6 +19,7 @@ INTERRUPTED = 130
 def parse_overrides(words: list[str], prog: str) -> dict[str, Any]:
     """Read `--model.top-k 2 --model.gains --train.clip=0` as {"model.top_k": "2", …}."""
     known = {"--" + name.replace("_", "-"): name for name in RunConfig.field_names()}
+    known["--deterministic"] = "train.deterministic"
     changes: dict[str, Any] = {}
     words = list(words)
     while words:

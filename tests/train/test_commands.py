@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from some_moe.cli import main
 from some_moe.config import RunConfig
@@ -133,13 +134,16 @@ def test_a_config_file_and_flags_of_every_shape_are_understood(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     RunConfig(name="filed").save(tmp_path / "c.yaml")
-    flags = "--model.top-k=2 --model.gains --gravity.beta -0.002 --gravity.max-step 0.1 --gravity.frozen-layers [0,1]"
+    flags = "--deterministic --model.top-k=2 --model.gains --gravity.beta -0.002 --gravity.max-step 0.1"
+    flags += " --gravity.frozen-layers [0,1]"
     command = ["train", "--config", "c.yaml", *flags.split(), "--data.train-subset-size", "null", "--dry-run"]
     command += ["--model.d-model", "32", "--model.num-experts", "8", "--data.batch-size", "2", "--data.seq-len", "16"]
     assert main(command) == 0
+    torch.use_deterministic_algorithms(False)
     text = capsys.readouterr().out
     config = RunConfig.from_yaml(text[: text.index("\nparameters:")])
     assert (config.name, config.model.top_k, config.model.gains) == ("filed", 2, True)
+    assert config.train.deterministic
     assert (config.gravity.beta, config.gravity.frozen_layers) == (-0.002, (0, 1))
 
 

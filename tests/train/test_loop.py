@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,18 @@ def test_init_from_starts_with_the_weights_and_keys_of_another_run(whole: Path, 
     assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
     assert trainer.progress.step == 0
     assert not trainer.optimizer.state
+
+
+def test_resuming_an_earlier_checkpoint_makes_the_later_steps_again(whole: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(whole, copy)
+    folder = RunFolder(copy)
+    trainer = resume(folder, Display(), copy / "checkpoints" / "step-10")
+    assert [place.name for place in list_checkpoints(folder.checkpoints)] == ["step-10"]
+    assert folder.read_result() is None
+    assert max(record["step"] for record in read_log(copy / "metrics.jsonl")) <= 10
+    train(trainer)
+    assert_same_run(whole, copy)
 
 
 def test_load_gives_the_model_that_was_evaluated(whole: Path) -> None:

@@ -15,7 +15,13 @@ MODEL = ModelConfig(
     d_model=16, num_layers=2, num_heads=2, vocab_size=20, num_experts=4, d_ffn=8, top_k=2, center_queries=True
 )
 GRAVITY = GravityConfig(
-    alpha=0.1, delta=0.1, theta_percentile=0.3, respawn_below=0.8, respawn_patience=1, token_fraction=0.5, ema_decay=0.5
+    alpha=0.1,
+    delta=0.1,
+    theta_percentile=0.3,
+    respawn_below=0.97,
+    respawn_patience=1,
+    token_fraction=0.5,
+    ema_decay=0.5,
 )
 CPU = torch.device("cpu")
 
@@ -62,7 +68,7 @@ def test_accumulating_four_by_eight_equals_one_by_thirty_two(batching: str, data
     assert split_losses == pytest.approx(whole_losses, abs=1e-9)
     for path, value in whole.items():
         assert torch.allclose(split[path].double(), value.double(), rtol=0, atol=1e-9), path
-    assert int(whole["blocks.0.ffn.key_router.state.respawns"].sum()) > 0
+    assert all(int(whole[f"blocks.{layer}.ffn.key_router.state.respawns"].sum()) > 0 for layer in range(2))
 
 
 def test_decay_acts_on_matrices_alone_or_on_everything() -> None:

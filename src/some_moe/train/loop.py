@@ -58,7 +58,7 @@ class Progress:
     seconds: float = 0.0  # in training steps
     epoch_loss: float = 0.0  # sum of the step losses of the present epoch
     epoch_steps: int = 0
-    best_val_loss: float = math.inf
+    best_val_loss: float | None = None
     best_step: int | None = None
     stale: int = 0  # evaluations since the best one
     stopped_early: bool = False
@@ -101,18 +101,18 @@ class Trainer:
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
         self.board = Board(folder.path / "tensorboard") if config.train.tensorboard else None
         self.last_valid: Evaluation | None = None  # of the last step evaluated, which ends every run
+        self.saved_step: int | None = None
         self.interrupted = False
 
     # --- saving and restoring -------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write a checkpoint, unless this step has one; then remove what is no longer needed."""
-        place = self.folder.checkpoints / f"step-{self.progress.step}"
+        if self.saved_step == self.progress.step:
+            return
         state = asdict(self.progress) | {"libraries": self.libraries, "data_digest": self.dataset.digest}
-        if not place.exists():
-            save_checkpoint(
-                self.folder.checkpoints, self.model, self.optimizer, state, {"epoch_counts": self.epoch_counts}
-            )
+        save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, {"epoch_counts": self.epoch_counts})
+        self.saved_step = self.progress.step
         prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
 
     def restore(self, place: Path) -> None:
@@ -127,6 +127,7 @@ class Trainer:
         extra = load_optimizer(place, self.model, self.optimizer, ("epoch_counts",))
         self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
         self.progress = Progress(**{name: state[name] for name in asdict(self.progress)})
+        self.saved_step = self.progress.step
         self.folder.cut_back(self.progress.step)
 
     # --- the loop -------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class Trainer:
         """Measure on valid, remember the best, and close the books of an epoch that ends."""
         progress = self.progress
         found = self.last_valid = self.measure("valid")
-        if found.loss < progress.best_val_loss:
+        if progress.best_val_loss is None or found.loss < progress.best_val_loss:
             progress.best_val_loss, progress.best_step, progress.stale = found.loss, progress.step, 0
         else:
             progress.stale += 1
@@ -214,7 +215,7 @@ class Trainer:
         }
         self.record(record)
         self.display.say(self.describe_evaluation(epoch, found))
-        if ends_epoch:
+        if ends_epoch or progress.stopped_early:
             train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
             counts = [row.cpu() for row in self.epoch_counts]
             progress.epochs.append(epoch_record(epoch + 1, progress.step, progress.tokens, train_loss, found, counts))

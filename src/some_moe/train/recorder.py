@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,11 @@ class RunFolder:
             file.flush()
 
     def cut_back(self, step: int) -> None:
-        """Drop what the logs and key snapshots say of later steps: they will be made again."""
+        """Drop what the folder says of later steps, for they will be made again."""
+        self.result_file.unlink(missing_ok=True)
+        for place in list_checkpoints(self.checkpoints):
+            if int(place.name.removeprefix("step-")) > step:
+                shutil.rmtree(place)
         for log in LOGS:
             path = self.path / log
             if path.is_file():
