@@ -1,6 +1,10 @@
 """Small models of every kind that a config can ask for, for tests that hold for all of them."""
 
+import torch
+from torch import Tensor
+
 from some_moe.config import GravityConfig, ModelConfig
+from some_moe.model.keystore import KeyState
 
 BASE = ModelConfig(d_model=24, num_layers=3, num_heads=2, vocab_size=61, num_experts=6, d_ffn=20, top_k=2)
 
@@ -63,3 +67,11 @@ def make_gravity(name: str) -> GravityConfig:
         num_samples=8,
         ema_decay=0.5,
     )
+
+
+def snapshot(state: KeyState) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in state.state_dict().items()}
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
