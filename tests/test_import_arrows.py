@@ -22,7 +22,7 @@ ALLOWED = {
     "report": LEAVES | {"data", "metrics", "experiments", "analysis"},
     "bench": LEAVES | {"kernels", "model", "data", "metrics", "experiments", "train"},
 }
-ANALYSIS_MAY_REPLAY = {"some_moe.train.checkpoint", "some_moe.train.evaluate"}
+ANALYSIS_MAY_REPLAY = {"some_moe.train.checkpoint", "some_moe.train.evaluate", "some_moe.train.runs"}
 EVERYWHERE = {"cli", "commands", "__main__", "__init__"}
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -94,19 +94,19 @@ def show_experiment(arguments: list[str]) -> int:
 
 
 def train(arguments: list[str]) -> int:
-    from some_moe.commands import train_model
+    from some_moe.commands.training import train_model
 
     return train_model(arguments)
 
 
 def evaluate(arguments: list[str]) -> int:
-    from some_moe.commands import evaluate_run
+    from some_moe.commands.training import evaluate_run
 
     return evaluate_run(arguments)
 
 
 def generate(arguments: list[str]) -> int:
-    from some_moe.commands import generate_text
+    from some_moe.commands.training import generate_text
 
     return generate_text(arguments)
 

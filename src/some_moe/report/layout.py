@@ -23,6 +23,10 @@ class Style:
     def dim(self, text: str) -> str:
         return f"\033[2m{text}\033[0m" if self.on and text else text
 
+    def paint(self, text: str, color: int) -> str:
+        """Text in one of a terminal's 256 colours."""
+        return f"\033[38;5;{color}m{text}\033[0m" if self.on and text else text
+
 
 @dataclass(frozen=True)
 class Column:

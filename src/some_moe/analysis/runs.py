@@ -1,0 +1,205 @@
+"""What a run folder holds, read without a model and without torch, whatever state the run was left in.
+
+Shapes: E experts, D model width, T snapshots.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from some_moe.config import ConfigError, RunConfig
+
+UNFINISHED = "training or killed"  # the two look alike from outside
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySnapshots:
+    """The key stores at some steps of training. Arrays are read when they are asked for."""
+
+    files: dict[int, Path] = field(default_factory=dict)  # by step, in order
+    layers: tuple[int, ...] = ()  # the blocks that have a key store
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def keys(self, step: int, layer: int) -> np.ndarray:
+        """The keys (E, D) of the block `layer` after `step` steps."""
+        return self._read(step, f"{layer}.keys")
+
+    def usage(self, step: int, layer: int) -> np.ndarray:
+        """Gravity's running share of the load times E: (E,)."""
+        return self._read(step, f"{layer}.usage")
+
+    def key_path(self, layer: int) -> np.ndarray:
+        """The keys of a block at every snapshot: (T, E, D)."""
+        return np.stack([self.keys(step, layer) for step in self.steps])
+
+    def usage_path(self, layer: int) -> np.ndarray:
+        """The usage of a block at every snapshot: (T, E)."""
+        return np.stack([self.usage(step, layer) for step in self.steps])
+
+    def _read(self, step: int, name: str) -> np.ndarray:
+        with safe_open(self.files[step], framework="numpy") as file:
+            array: np.ndarray = file.get_tensor(name)
+        return array
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run folder, opened for reading."""
+
+    path: Path
+    config: RunConfig
+    env: dict[str, Any]  # env.json; empty where it is missing
+    steps: list[dict[str, Any]]  # metrics.jsonl, the lines of training steps: step, tokens, train_loss, …
+    evaluations: list[dict[str, Any]]  # metrics.jsonl, the lines of evaluations: step, tokens, val_loss, layers, …
+    result: dict[str, Any] | None  # result.json; None until the run has finished
+    samples: list[dict[str, Any]]  # step, text
+    snapshots: KeySnapshots
+    checkpoints: tuple[int, ...]  # steps that have a checkpoint, oldest first
+    status: str  # "finished", "stopped early" or UNFINISHED
+    missing: tuple[str, ...]  # what is not there, and what follows from it: one sentence each
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def last_step(self) -> int:
+        """The last step that the folder knows of."""
+        logged = [int(record["step"]) for record in (*self.steps, *self.evaluations)]
+        return max([0, *logged, *self.snapshots.steps, *self.checkpoints])
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether this kind of model has a key store."""
+        return self.config.model.ffn == "some" and self.config.model.router != "hash"
+
+
+def read_run(path: str | Path) -> RunRecord:
+    """Read a run folder: finished, still training, killed, or with parts missing. Only config.yaml must be there."""
+    path = Path(path)
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(f"{str(path)!r} is not a run: it has no config.yaml; give a folder made by `some train`")
+    config = RunConfig.load(path / "config.yaml")
+    damaged: list[str] = []
+    lines = _read_lines(path / "metrics.jsonl", damaged)
+    samples = _read_lines(path / "samples.jsonl", damaged)
+    result = _read_object(path / "result.json", damaged)
+    env = _read_object(path / "env.json", damaged)
+    snapshots = _find_snapshots(path / "keys", damaged)
+    record = RunRecord(
+        path=path,
+        config=config,
+        env=env or {},
+        steps=[line for line in lines if "train_loss" in line],
+        evaluations=[line for line in lines if "val_loss" in line],
+        result=result,
+        samples=samples,
+        snapshots=snapshots,
+        checkpoints=_find_checkpoints(path / "checkpoints"),
+        status=UNFINISHED if result is None else str(result.get("status", "finished")),
+        missing=(),
+    )
+    return replace(record, missing=(*damaged, *_describe_missing(record)))
+
+
+def _read_lines(path: Path, damaged: list[str]) -> list[dict[str, Any]]:
+    """The records of a log; lines that cannot be read are left out and named."""
+    if not path.is_file():
+        return []
+    records, bad = [], []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append(record)
+        else:
+            bad.append(number)
+    if bad == [len(lines)]:
+        damaged.append(f"The last line of {path.name} is unfinished and left out, as when a run is killed in writing.")
+    elif bad:
+        listed = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
+        damaged.append(f"{path.name} cannot be read at line {listed}: what stood there is left out.")
+    return records
+
+
+def _read_object(path: Path, damaged: list[str]) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        damaged.append(f"{path.name} is damaged and left out.")
+        return None
+    return found
+
+
+def _find_snapshots(folder: Path, damaged: list[str]) -> KeySnapshots:
+    """The snapshots whose header can be read, by step."""
+    found: dict[int, Path] = {}
+    layers: set[int] = set()
+    for step, path in _numbered(folder, r"step-(\d+)\.safetensors"):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                names = list(file.keys())
+        except (SafetensorError, OSError):
+            damaged.append(f"The key snapshot {path.name} is damaged and left out.")
+            continue
+        found[step] = path
+        layers |= {int(name.removesuffix(".keys")) for name in names if name.endswith(".keys")}
+    return KeySnapshots(files=found, layers=tuple(sorted(layers)))
+
+
+def _find_checkpoints(folder: Path) -> tuple[int, ...]:
+    return tuple(step for step, path in _numbered(folder, r"step-(\d+)") if (path / "state.json").is_file())
+
+
+def _numbered(folder: Path, pattern: str) -> Sequence[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(pattern, path.name)))
+
+
+def _describe_missing(run: RunRecord) -> list[str]:
+    """What is not in the folder, and what follows: one sentence each."""
+    train, sentences = run.config.train, []
+    if run.result is None:
+        sentences.append("No result.json: the run is still training or was killed, so its test loss is not known.")
+    if not run.env:
+        sentences.append("No env.json: the versions and the machine of this run are not known.")
+    if not run.steps:
+        sentences.append("No training steps in metrics.jsonl: there is no training curve.")
+    if not run.evaluations:
+        sentences.append("No evaluation in metrics.jsonl: there is no validation curve.")
+    if not run.has_keys:
+        kind = "hash routing" if run.config.model.ffn == "some" else "dense blocks"
+        sentences.append(f"This model has no keys ({kind}): there is no key map and no key movement.")
+    elif not run.snapshots:
+        cause = "train.snapshot_every is 0" if train.snapshot_every == 0 else "the folder keys/ is empty or missing"
+        sentences.append(f"No key snapshots ({cause}): there is no key movement.")
+    elif len(run.snapshots) == 1:
+        sentences.append("Only one key snapshot: key movement needs two.")
+    if not run.checkpoints:
+        sentences.append("No checkpoint: the model cannot be replayed, so its experts cannot be watched at work.")
+    elif not (run.path / "tokenizer.json").is_file():
+        sentences.append("No tokenizer.json: the model cannot be replayed on text.")
+    if not run.samples:
+        cause = "train.sample_tokens is 0" if train.sample_tokens == 0 else "none was written yet"
+        sentences.append(f"No sample texts: {cause}.")
+    return sentences
