@@ -44,7 +44,7 @@ def run(kernel: MixExperts, x: Tensor, experts: Tensor, gates: Tensor, weights: 
     """Output and every gradient, for a fixed random cotangent."""
     inputs = [x.clone().requires_grad_(), gates.clone().requires_grad_()]
     y = kernel(inputs[0], experts, inputs[1], weights)
-    cotangent = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
+    cotangent = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(y)
     return [y, *torch.autograd.grad((y * cotangent).sum(), inputs + trained_tensors(weights))]
 
 

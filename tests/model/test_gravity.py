@@ -39,7 +39,7 @@ def make_state(config: GravityConfig, model: ModelConfig = MODEL, layer: int = 0
 
 def make_routing(config: GravityConfig, counted: Tensor | None = None) -> Routing:
     info = TokenInfo.of((1, 4), torch.device("cpu"), counted=counted)
-    return Routing(**summarize(EXPERTS[None], QUERIES[None], QUERIES[None], info, 0, 3, config))
+    return Routing(**summarize(EXPERTS[None], QUERIES[None], None, info, 0, 3, config))
 
 
 def take_step(state: KeyState, config: GravityConfig, step: int = 0, **options: int) -> Tensor:
@@ -351,7 +351,7 @@ def test_token_fraction_counts_about_that_share_of_tokens() -> None:
     config = GravityConfig(token_fraction=0.3)
     experts, queries = torch.zeros(40, 50, 1, dtype=torch.int64), torch.randn(40, 50, 2)
     info = TokenInfo.of((40, 50), torch.device("cpu"))
-    sums = summarize(experts, queries, queries, info, 0, 3, config)
+    sums = summarize(experts, queries, None, info, 0, 3, config)
     assert abs(int(sums["num_tokens"]) / 2000 - 0.3) < 0.04
     assert int(sums["counts"][0]) == int(sums["num_tokens"])
 

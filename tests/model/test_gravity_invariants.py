@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> tuple[KeyState, Routing, GravityConfig]:
     queries = scale * torch.randn(1, tokens, 2 * d)
     chosen = torch.rand(1, tokens, experts).topk(k).indices
     info = TokenInfo.of((1, tokens), torch.device("cpu"), counted=torch.rand(1, tokens) < 0.9)
-    return state, Routing(**summarize(chosen, queries, queries, info, 0, experts, config)), config
+    return state, Routing(**summarize(chosen, queries, None, info, 0, experts, config)), config
 
 
 @settings(max_examples=150, deadline=None)

@@ -50,8 +50,8 @@ class ModelConfig(Config):
     """Rank of the trained update on both matrices of each expert (trainability: lora)."""
     expert_seed: Natural = 0
     """The number all expert weights are computed from."""
-    expert_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How frozen expert weights are stored; trained ones are always float32."""
+    expert_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """How frozen expert weights are stored; auto is what the run computes in. Trained ones are always float32."""
 
     router: Literal["gravity", "learned", "weights", "hash"] = "gravity"
     """Keys moved by knowledge gravity; keys trained by gradient; keys computed from each expert's own weights;
@@ -97,6 +97,10 @@ class ModelConfig(Config):
         return self.d_model // self.num_heads
 
     @property
+    def has_auxiliary_loss(self) -> bool:
+        return bool(self.balance_loss) or self.entropy_band is not None
+
+    @property
     def query_width(self) -> int:
         """Hidden width of the mlp query network, resolved."""
         return self.query_hidden or 2 * self.d_model
@@ -140,7 +144,7 @@ class ModelConfig(Config):
             raise ConfigError(f"{study} is a study of frozen experts; set trainability: frozen")
         if self.gains and self.shared_down:
             raise ConfigError("gains and shared_down cannot be combined; choose one of the two studies")
-        if self.trainability == "full" and self.expert_dtype != "float32":
+        if self.trainability == "full" and self.expert_dtype == "bfloat16":
             raise ConfigError(
                 f"expert_dtype {self.expert_dtype} is for frozen weights; trained experts are kept in float32"
             )

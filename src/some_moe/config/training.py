@@ -77,9 +77,9 @@ class TrainConfig(Config):
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16 autocast with fp32 weights, or fp32 throughout; auto is bf16 on a GPU and fp32 on a CPU."""
-    compile: bool = False
-    """Use torch.compile."""
-    kernel: Literal["auto", "reference", "cpu"] = "auto"
+    compile: bool | None = None
+    """Use torch.compile, and record steps to replay them; null does so on a GPU, in runs of 200 steps or more."""
+    kernel: Literal["auto", "reference", "cpu", "grouped", "triton"] = "auto"
     """Which implementation computes the experts; auto takes the fastest one for the device."""
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass: less memory, more time."""

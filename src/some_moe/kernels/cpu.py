@@ -3,6 +3,7 @@
 Shapes: N tokens, K experts each, S = N·K slots sorted by expert, D model width, F hidden width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,84 +17,81 @@ from some_moe.kernels.weights import ExpertWeights
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which slots belong to which expert."""
+    """The N·K slots, sorted by expert."""
 
-    order: Tensor  # (S,) slot numbers, sorted by expert
     token: Tensor  # (S,) the token of each sorted slot
-    segments: list[tuple[int, int, int]]  # (expert, first sorted slot, one past the last), non-empty ones
+    place: Tensor  # (N, K) where each token's slots lie in the sorted order
+    experts: list[int]  # the experts in use
+    sizes: list[int]  # how many slots each of them has
 
 
 def schedule_slots(experts: Tensor, num_experts: int) -> Schedule:
-    """Sort the N·K slots of `experts` (N, K) by expert."""
+    """Sort the slots of `experts` (N, K) by expert."""
     flat = experts.reshape(-1)
     order = flat.argsort(stable=True)
-    ends = torch.bincount(flat, minlength=num_experts).cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
-    segments = [(e, a, b) for e, (a, b) in enumerate(zip(starts, ends, strict=True)) if b > a]
-    return Schedule(order, order // experts.shape[1], segments)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    counts = torch.bincount(flat, minlength=num_experts).tolist()
+    used = [expert for expert, count in enumerate(counts) if count]
+    return Schedule(order // experts.shape[1], place.view_as(experts), used, [counts[expert] for expert in used])
 
 
-def _unsort(rows: Tensor, order: Tensor, top_k: int) -> Tensor:
-    """Bring sorted rows (S, W) back to (N, K, W)."""
-    slots = torch.empty_like(rows)
-    slots[order] = rows
-    return slots.view(-1, top_k, rows.shape[1])
+def add_up(rows: Tensor, place: Tensor, gates: Tensor) -> Tensor:
+    """Σ_k gate · row over each token's sorted rows (S, W): (N, W). One pass that gathers, weighs and adds."""
+    return F.embedding_bag(place, rows, mode="sum", per_sample_weights=gates)
+
+
+def multiply(rows: Tensor, stack: Tensor, slots: Schedule, out: Tensor, bias: Tensor | None = None) -> None:
+    """out[i] = rows[i] @ stack[expert of i] (+ bias[expert of i]), one product for each expert in use."""
+    matrices: Sequence[Tensor] = stack.unbind(0)
+    biases = None if bias is None else bias.unbind(0)
+    for expert, part, result in zip(
+        slots.experts, torch.split(rows, slots.sizes), torch.split(out, slots.sizes), strict=True
+    ):
+        matrix = matrices[expert].to(rows.dtype)
+        if biases is None:
+            torch.mm(part, matrix, out=result)
+        else:
+            torch.addmm(biases[expert].to(rows.dtype), part, matrix, out=result)
 
 
 class FrozenExperts(torch.autograd.Function):
     """Experts whose weights want no gradient: backward makes dX and the gate gradient, nothing else.
 
-    Only the pre-activations are kept. The gate gradient needs no stored expert output:
-    d gate = hidden · (downᵀ dY) + down_bias · dY.
+    A gate is a factor of its slot's whole path, so it is applied where a token's rows are added up, both ways.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
-        plan = schedule_slots(experts, weights.num_experts)
-        top_k = experts.shape[1]
-        x_rows = x[plan.token]
-        pre = x.new_empty(len(x_rows), weights.up.shape[1])
-        out = torch.empty_like(pre if weights.down is None else x_rows)
-        for expert, a, b in plan.segments:
-            up, up_bias = weights.up[expert].to(x.dtype), weights.up_bias[expert].to(x.dtype)
-            torch.addmm(up_bias, x_rows[a:b], up.T, out=pre[a:b])
-            hidden = F.gelu(pre[a:b])
-            if weights.down is None or weights.down_bias is None:
-                out[a:b] = hidden
-            else:
-                down, down_bias = weights.down[expert].to(x.dtype), weights.down_bias[expert].to(x.dtype)
-                torch.addmm(down_bias, hidden, down.T, out=out[a:b])
-        ctx.save_for_backward(pre, gates)
-        ctx.plan, ctx.weights = plan, weights
-        return torch.einsum("nk,nkw->nw", gates, _unsort(out, plan.order, top_k))
+        slots = schedule_slots(experts, weights.num_experts)
+        rows = x.index_select(0, slots.token)
+        pre = x.new_empty(len(rows), weights.up.shape[1])
+        multiply(rows, weights.up.transpose(1, 2), slots, pre, weights.up_bias)
+        out = F.gelu(pre)
+        if weights.down is not None:
+            hidden, out = out, rows  # the gathered rows are done with, and have the size of the result
+            multiply(hidden, weights.down.transpose(1, 2), slots, out, weights.down_bias)
+        ctx.save_for_backward(pre, out, gates, slots.token, slots.place)
+        ctx.slots, ctx.weights = slots, weights
+        return add_up(out, slots.place, gates)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         (grad_y,) = grad_outputs
-        pre, gates = ctx.saved_tensors
-        plan: Schedule = ctx.plan
+        pre, out, gates, token, place = ctx.saved_tensors
         weights: ExpertWeights = ctx.weights
-        top_k = gates.shape[1]
-        gate_rows = gates.reshape(-1)[plan.order][:, None]
-        grad_rows = grad_y[plan.token]
-        grad_gate = gate_rows.new_empty(len(gate_rows), 1)
-        grad_x = grad_y.new_empty(len(gate_rows), weights.up.shape[2])
-        for expert, a, b in plan.segments:
-            back = grad_rows[a:b]
-            if weights.down is not None:
-                back = back @ weights.down[expert].to(back.dtype)
-            grad_gate[a:b, 0] = (F.gelu(pre[a:b]) * back).sum(-1)
-            if weights.down_bias is not None:
-                grad_gate[a:b, 0] += grad_rows[a:b] @ weights.down_bias[expert].to(back.dtype)
-            grad_pre = torch.ops.aten.gelu_backward(back * gate_rows[a:b], pre[a:b])
-            torch.mm(grad_pre, weights.up[expert].to(back.dtype), out=grad_x[a:b])
-        return (
-            _unsort(grad_x, plan.order, top_k).sum(1) if ctx.needs_input_grad[0] else None,
-            None,
-            _unsort(grad_gate, plan.order, top_k).squeeze(-1) if ctx.needs_input_grad[2] else None,
-            None,
-        )
+        grad_rows = grad_y.index_select(0, token)
+        grad_gates = (grad_rows * out).sum(-1)[place] if ctx.needs_input_grad[2] else None
+        if not ctx.needs_input_grad[0]:
+            return None, None, grad_gates, None
+        back = grad_rows
+        if weights.down is not None:
+            back = torch.empty_like(pre)
+            multiply(grad_rows, weights.down, ctx.slots, back)
+        grad_pre = torch.ops.aten.gelu_backward(back, pre)
+        grad_x = grad_y.new_empty(len(token), weights.up.shape[2])
+        multiply(grad_pre, weights.up, ctx.slots, grad_x)
+        return add_up(grad_x, place, gates), None, grad_gates, None
 
 
 def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
@@ -106,8 +104,7 @@ def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeigh
     gains = None if weights.gain is None else weights.gain.to(x.dtype).unbind(0)
     loras = None if weights.lora is None else weights.lora.to(x.dtype).unbind()
     outputs = []
-    for expert, a, b in plan.segments:
-        rows = x_rows[a:b]
+    for expert, rows in zip(plan.experts, torch.split(x_rows, plan.sizes), strict=True):
         pre = torch.addmm(up_biases[expert], rows, ups[expert].T)
         if loras is not None:
             pre = pre + (rows @ loras[expert][0].T) @ loras[expert][1].T
@@ -121,7 +118,7 @@ def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeigh
         if loras is not None:
             out = out + (hidden @ loras[expert][2].T) @ loras[expert][3].T
         outputs.append(out)
-    slots = torch.cat(outputs)[plan.order.argsort()].view(*experts.shape, -1)
+    slots = torch.cat(outputs)[plan.place]
     return torch.einsum("nk,nkw->nw", gates, slots)
 
 

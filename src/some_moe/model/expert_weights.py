@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from some_moe.hashing import derive_key, hash_words, to_unit24
+from some_moe.kernels import has_triton
 
 MATRICES = {"up": 0, "up_bias": 1, "down": 2, "down_bias": 3}
 _ZEROS = 16  # sparse init: where the zeros are has hash streams of its own
@@ -37,9 +38,14 @@ def fill_experts(
     scale = bound / (1 - sparsity) ** 0.5
     factor = torch.tensor(scale * 2.0**-24, dtype=torch.float32, device=out.device)
     num_zero = round(sparsity * 2**24)
-    for row, expert in zip(out.view(out.shape[0], -1), chosen, strict=True):
-        value_key = derive_key(seed, layer, expert, code)
-        zero_key = derive_key(seed, layer, expert, code + _ZEROS)
+    keys = [(derive_key(seed, layer, e, code), derive_key(seed, layer, e, code + _ZEROS)) for e in chosen]
+    if out.is_cuda and has_triton():
+        from some_moe.kernels.fill_kernel import fill
+
+        words = torch.tensor([[*value, *zero] for value, zero in keys], dtype=torch.int32, device=out.device)
+        fill(out.view(out.shape[0], -1), words, factor, num_zero)
+        return
+    for row, (value_key, zero_key) in zip(out.view(out.shape[0], -1), keys, strict=True):
         for start in range(0, row.numel(), _CHUNK):
             part = row[start : start + _CHUNK]
             counter = torch.arange(start, start + part.numel(), dtype=torch.int32, device=out.device)
@@ -75,8 +81,9 @@ def checksum(tensors: Iterable[Tensor]) -> str:
     total = 0
     for place, tensor in enumerate(tensors):
         bits = tensor.detach().contiguous().view(-1).view(views[tensor.element_size()])
-        for start in range(0, bits.numel(), _CHUNK):
-            part = bits[start : start + _CHUNK].to(torch.int64)
+        chunk = _CHUNK << 6 if bits.is_cuda else _CHUNK
+        for start in range(0, bits.numel(), chunk):
+            part = bits[start : start + chunk].to(torch.int64)
             first = start + (place << 40)
             weight = torch.arange(first, first + part.numel(), device=part.device)
             weight *= -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed word

@@ -47,7 +47,7 @@ class ExpertLibrary(nn.Module):
             "down": (experts, d, width),
             "down_bias": (experts, d),
         }
-        dtype = getattr(torch, config.expert_dtype)
+        dtype = torch.bfloat16 if config.expert_dtype == "bfloat16" else torch.float32
         for name in self.matrices():
             stack = torch.empty(shapes[name], dtype=dtype, device=device)
             if self.trained:

@@ -5,6 +5,7 @@ Shapes: E experts, D model width, S sampled unit queries.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -43,7 +44,11 @@ def find_underused(usage: Tensor, window_last: Tensor, config: GravityConfig) ->
     if config.theta is not None:
         return (window_last != NO_WINDOW_YET) & (window_last < config.theta)
     assert config.theta_percentile is not None
-    return usage < torch.quantile(usage, config.theta_percentile)
+    # torch.quantile, by its own steps: under compilation it would become a chain of small kernels.
+    place = config.theta_percentile * (len(usage) - 1)
+    low = math.floor(place)
+    ordered = usage.sort().values
+    return usage < torch.lerp(ordered[low], ordered[min(low + 1, len(usage) - 1)], place - low)
 
 
 def shrink(keys: Tensor, underused: Tensor, delta: float) -> Tensor:
@@ -100,14 +105,31 @@ def beta_now(config: GravityConfig, layer: int, step: int, total_steps: int | No
 
 
 @torch.no_grad()
-def step(state: KeyState, routing: Routing, config: GravityConfig, step: int, total_steps: int | None = None) -> None:
+def step(
+    state: KeyState,
+    routing: Routing,
+    config: GravityConfig,
+    step: int,
+    total_steps: int | None = None,
+    *,
+    advance: Callable[[KeyState, Routing, GravityConfig, float], None] | None = None,
+) -> None:
     """Move one layer's keys by what was routed in this step. The only place that writes a `KeyState`.
+
+    `advance` is the function below, or its compiled form.
+    """
+    if step % config.every or state.layer in config.frozen_layers:
+        return
+    beta = beta_now(config, state.layer, step, total_steps) if config.pulls_peers else 0.0
+    (advance or advance_keys)(state, routing, config, beta)
+
+
+def advance_keys(state: KeyState, routing: Routing, config: GravityConfig, beta: float) -> None:
+    """One step of gravity, peer force of strength `beta`. Whether it is due, `step` has decided.
 
     The order: usage; attraction + peer force + decay, all from the old keys; limit; add; normalise; phoenix;
     balance; smoothing. A step in which nothing was selected changes nothing. No value is read back to the host.
     """
-    if step % config.every or state.layer in config.frozen_layers:
-        return
     counts = routing.counts
     old = state.keys
     num_sampled = (routing.sample_order < NOT_SAMPLED).sum()
@@ -127,7 +149,7 @@ def step(state: KeyState, routing: Routing, config: GravityConfig, step: int, to
         if config.attracts:
             delta = delta + attraction(old, routing.query_sum, counts, usage, config)
         if config.pulls_peers:
-            delta = delta + peer_force(old, routing.pairs, beta_now(config, state.layer, step, total_steps))
+            delta = delta + peer_force(old, routing.pairs, beta)
         if config.decays:
             underused = find_underused(usage, window_last, config)
             if config.decay_mode == "shrink":

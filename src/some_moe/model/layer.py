@@ -108,6 +108,7 @@ class SomeLayer(nn.Module):
         check_gravity_fits(model, self.gravity)
         self.layer = layer
         self.seed = seed
+        self.advance = gravity_rules.advance_keys
         self.library = make_library(model, layer, kernel=kernel, device=device)
         with torch.device(device or "cpu"):
             by_hash = model.router == "hash"
@@ -164,4 +165,4 @@ class SomeLayer(nn.Module):
     def gravity_step(self, routing: Routing, step: int, total_steps: int | None = None) -> None:
         """Let the keys move by what `routing` recorded (the sum over the step's micro-batches and ranks)."""
         if self.state is not None:
-            gravity_rules.step(self.state, routing, self.gravity, step, total_steps)
+            gravity_rules.step(self.state, routing, self.gravity, step, total_steps, advance=self.advance)

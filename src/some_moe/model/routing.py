@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig
-from some_moe.hashing import assign_experts, make_salt, sample_order
+from some_moe.hashing import assign_experts, derive_key, make_salt, sample_order
+from some_moe.kernels import has_triton
 from some_moe.model.keystore import KeyState
 
 NOT_SAMPLED = torch.iinfo(torch.int64).max
@@ -37,13 +38,14 @@ class TokenInfo:
         rows: Tensor | None = None,
         seed: int = 0,
         step: int = 0,
+        salt: Tensor | None = None,
         ids: Tensor | None = None,
     ) -> Self:
         """Fill in what is not given: every token counts, rows are numbered from 0."""
         return cls(
             counted=torch.ones(shape, dtype=torch.bool, device=device) if counted is None else counted,
             rows=torch.arange(shape[0], device=device) if rows is None else rows,
-            salt=make_salt(seed, step, device),
+            salt=make_salt(seed, step, device) if salt is None else salt,
             ids=ids,
         )
 
@@ -99,40 +101,85 @@ def unit_vectors(x: Tensor) -> Tensor:
     return x / length.clamp(min=1)
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over the counted ones of N tokens."""
+
+    pairs: Tensor  # (E, E) int64
+    query_sum: Tensor  # (E, D)
+    raw_sum: Tensor  # (D,)
+    raw_norm_sum: Tensor  # ()
+    has_direction: Tensor  # (N,) bool: the query's length is not zero
+
+
+def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor, num_experts: int) -> _Sums:
+    """Add up experts (N, K) and queries (N, D) over the counted tokens; unit queries are taken after centring."""
+    if query.is_cuda and query.dtype == torch.bfloat16 and mean is None and has_triton():
+        from some_moe.kernels.nearest import sum_by_expert
+
+        pairs, query_sum, raw_sum, norms = sum_by_expert(experts, counted, query, num_experts)
+        return _Sums(pairs, query_sum, raw_sum, (norms * counted).sum(), norms > 0)
+    raw = at_least_float32(query)
+    unit = unit_vectors(raw if mean is None else raw - mean.to(raw.dtype))
+    raw = raw * counted.to(raw.dtype)[:, None]
+    # One row per token with a 1 at each chosen expert: all sums are matrix products, exact for counts.
+    chosen = unit.new_zeros(len(unit), num_experts)
+    chosen.scatter_(1, experts, counted.to(unit.dtype)[:, None].expand(experts.shape))
+    return _Sums(
+        (chosen.T @ chosen).to(torch.int64),
+        chosen.T @ unit,
+        raw.sum(0),
+        raw.norm(dim=-1).sum(),
+        (unit != 0).any(-1),
+    )
+
+
+def smallest(order: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` smallest of order (N,), in order, and their places."""
+    many = 1024
+    if not order.is_cuda or len(order) <= 4 * many or size > many:
+        found = order.topk(size, largest=False, sorted=True)
+        return found.values, found.indices
+    # Of each thousand first: a GPU would go over the whole row digit by digit, forty small kernels long.
+    rows = F.pad(order, (0, -len(order) % many), value=NOT_SAMPLED).view(-1, many)
+    part = rows.topk(size, largest=False, sorted=False)
+    start = torch.arange(0, rows.numel(), many, device=order.device)[:, None]
+    found = part.values.flatten().topk(size, largest=False, sorted=True)
+    return found.values, (part.indices + start).flatten()[found.indices].clamp(max=len(order) - 1)
+
+
 @torch.no_grad()
 def summarize(
     experts: Tensor,
-    raw: Tensor,
-    scored: Tensor,
+    query: Tensor,
+    mean: Tensor | None,
     info: TokenInfo,
-    layer: int,
+    layer: int | Tensor,
     num_experts: int,
     gravity: GravityConfig,
 ) -> dict[str, Tensor]:
-    """Add up what gravity needs. experts (B, T, K); raw and scored queries (B, T, D), before and after centring."""
+    """Add up what gravity needs. experts (B, T, K); query (B, T, D), and the mean that centring takes from it."""
     order = sample_order(info.salt, layer, info.rows, experts.shape[1]).reshape(-1)
     counted = info.counted.reshape(-1)
     if gravity.token_fraction < 1:
         counted = counted & ((order >> 32) < round(gravity.token_fraction * 2**31))
-    weight = counted.to(scored.dtype)
-    unit = unit_vectors(scored.flatten(0, 1))
-    raw = raw.flatten(0, 1) * weight[:, None]
-    # One row per token with a 1 at each chosen expert: all sums are matrix products, exact for counts.
-    chosen = unit.new_zeros(len(unit), num_experts)
-    chosen.scatter_(1, experts.flatten(0, 1), weight[:, None].expand(-1, experts.shape[2]))
+    query = query.flatten(0, 1)
+    sums = _add_up(experts.flatten(0, 1), query, mean, counted, num_experts)
     # A query of length zero has no direction, so no key may be sent there.
-    order = torch.where(counted & (unit != 0).any(-1), order, NOT_SAMPLED)
+    order = torch.where(counted & sums.has_direction, order, NOT_SAMPLED)
     size = min(gravity.num_samples, len(order))
-    first, place = order.topk(size, largest=False, sorted=True)
+    first, place = smallest(order, size)
+    sample = at_least_float32(query[place])
+    sample = unit_vectors(sample if mean is None else sample - mean.to(sample.dtype))
     missing = first.new_full((gravity.num_samples - size,), NOT_SAMPLED)
     return {
-        "counts": chosen.sum(0).to(torch.int64),
-        "query_sum": chosen.T @ unit,
-        "pairs": (chosen.T @ chosen).to(torch.int64),
+        "counts": sums.pairs.diagonal().contiguous(),
+        "query_sum": sums.query_sum,
+        "pairs": sums.pairs,
         "num_tokens": counted.sum(),
-        "raw_sum": raw.sum(0),
-        "raw_norm_sum": raw.norm(dim=-1).sum(),
-        "sample": F.pad(unit[place], (0, 0, 0, len(missing))),
+        "raw_sum": sums.raw_sum,
+        "raw_norm_sum": sums.raw_norm_sum,
+        "sample": F.pad(sample, (0, 0, 0, len(missing))),
         "sample_order": torch.cat((first, missing)),
     }
 
@@ -157,16 +204,51 @@ class KeyRouter(nn.Module):
 
     def __init__(self, model: ModelConfig, gravity: GravityConfig, layer: int, seed: int) -> None:
         super().__init__()
-        self.model, self.gravity, self.layer = model, gravity, layer
+        self.model, self.gravity = model, gravity
+        self.layer_words: Tensor
+        self.register_buffer("layer_words", torch.tensor(derive_key(layer), dtype=torch.int32), persistent=False)
         self.state = KeyState(model, gravity, layer, seed)
         self.temperature = Temperature(model) if model.learn_temperature else None
 
-    def score(self, query: Tensor) -> Tensor:
-        """Compare queries (…, D) with the keys: (…, E)."""
+    def addresses(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (…, D) and keys (E, D) whose inner products are the scores."""
         keys = self.state.routing_keys.to(query.dtype)
         if self.model.score == "cosine":
-            return self.model.cosine_scale * (F.normalize(query, dim=-1) @ F.normalize(keys, dim=-1).T)
+            return self.model.cosine_scale * F.normalize(query, dim=-1), F.normalize(keys, dim=-1)
+        return query, keys
+
+    def score(self, query: Tensor) -> Tensor:
+        """Compare queries (…, D) with the keys: (…, E)."""
+        query, keys = self.addresses(query)
         return query @ keys.T
+
+    def choose(self, query: Tensor, scored: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The experts (B, T, K) of each query, their gates, and all scores (B, T, E) at the temperature.
+
+        query (B, T, D) as it came; scored, in float32 and centred.
+
+        On a GPU the scores of those not chosen are never made, where nothing asks for them.
+        """
+        temperature = self.model.temperature if self.temperature is None else self.temperature()
+        wants_all = top_k == 1 or self.model.has_auxiliary_loss or self.state.keys.requires_grad
+        fits = scored.dtype == torch.float32 and top_k <= 16
+        if scored.is_cuda and not wants_all and fits and has_triton():
+            from some_moe.kernels.nearest import nearest
+
+            address, keys = self.addresses(scored)
+            if self.model.score == "dot" and self.state.query_mean is None:
+                address = query  # before it was widened to float32: the same numbers in half the bytes
+            experts, chosen = nearest(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k)
+            shape = (*scored.shape[:2], top_k)
+            return experts.view(shape), (chosen.view(shape) / temperature).softmax(-1), None
+        scores = self.score(scored)
+        # The bias decides who is chosen, and never how much the chosen count.
+        experts = (scores.detach() + self.state.bias).topk(top_k, dim=-1).indices
+        tempered = scores / temperature
+        if top_k == 1:
+            # A softmax over one is constant: the share among all E keeps a gradient for the query network.
+            return experts, tempered.softmax(-1).gather(-1, experts), tempered
+        return experts, tempered.gather(-1, experts).softmax(-1), tempered
 
     def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> Routing:
         """Choose top_k experts for each query (B, T, D)."""
@@ -174,17 +256,9 @@ class KeyRouter(nn.Module):
             raw = at_least_float32(query)
             mean = self.state.query_mean
             scored = raw if mean is None else raw - mean.to(raw.dtype)
-            scores = self.score(scored)
-            # The bias decides who is chosen, and never how much the chosen count.
-            experts = (scores.detach() + self.state.bias).topk(top_k, dim=-1).indices
-            tempered = scores / (self.model.temperature if self.temperature is None else self.temperature())
-            if top_k == 1:
-                # A softmax over one is constant: the share among all E keeps a gradient for the query network.
-                gates = tempered.softmax(-1).gather(-1, experts)
-            else:
-                gates = tempered.gather(-1, experts).softmax(-1)
-            sums = summarize(experts, raw, scored, info, self.layer, self.model.num_experts, self.gravity)
-            aux_loss = auxiliary_loss(self.model, tempered, experts, info.counted)
+            experts, gates, scores = self.choose(query, scored, top_k)
+            sums = summarize(experts, query, mean, info, self.layer_words, self.model.num_experts, self.gravity)
+            aux_loss = None if scores is None else auxiliary_loss(self.model, scores, experts, info.counted)
         return Routing(**sums, experts=experts, gates=gates, query=query, aux_loss=aux_loss)
 
 
@@ -200,14 +274,14 @@ class HashRouter(nn.Module):
         if info.ids is None:
             raise ValueError("hash routing chooses by token id; pass TokenInfo(ids=...)")
         experts = assign_experts(info.ids, self.model.num_experts, top_k, self.model.expert_seed, self.layer)
-        raw = at_least_float32(x.detach())
-        sums = summarize(experts, raw, raw, info, self.layer, self.model.num_experts, self.gravity)
-        return Routing(**sums, experts=experts, gates=raw.new_full(experts.shape, 1 / top_k))
+        sums = summarize(experts, x.detach(), None, info, self.layer, self.model.num_experts, self.gravity)
+        gates = torch.full(experts.shape, 1 / top_k, dtype=at_least_float32(x).dtype, device=x.device)
+        return Routing(**sums, experts=experts, gates=gates)
 
 
 def auxiliary_loss(config: ModelConfig, scores: Tensor, experts: Tensor, counted: Tensor) -> Tensor | None:
     """Weighted sum of the balance loss and the entropy band's penalty over counted tokens; None when both are off."""
-    if not config.balance_loss and config.entropy_band is None:
+    if not config.has_auxiliary_loss:
         return None
     weight = counted.to(scores.dtype)
     num_tokens = weight.sum().clamp(min=1)

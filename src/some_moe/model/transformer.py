@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
 from some_moe.model.experts import ExpertLibrary
+from some_moe.model.gravity import advance_keys
 from some_moe.model.init import init_weights
 from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
 from some_moe.model.routing import Routing, TokenInfo
@@ -23,9 +25,25 @@ from some_moe.model.routing import Routing, TokenInfo
 class ModelOutput:
     """What one forward pass gives."""
 
-    logits: Tensor  # (B, T, V)
+    scores: Tensor  # (B, T, V) logits; or, where targets were given, (B, T) the nats of each target
     routings: tuple[Routing, ...]  # one a SoME layer, in order of depth; empty for dense models
     aux_loss: Tensor | None  # sum of the layers' auxiliary losses, where any are asked for
+
+    @property
+    def logits(self) -> Tensor:
+        assert self.scores.dim() == 3, "targets were given: there are nats, not logits"
+        return self.scores
+
+    @property
+    def nats(self) -> Tensor:
+        assert self.scores.dim() == 2, "no targets were given: there are logits, not nats"
+        return self.scores
+
+
+def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-likelihood of each target (B, T), in float32 or better."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
 
 class Block(nn.Module):
@@ -129,6 +147,8 @@ class SomeLM(nn.Module):
         counted: Tensor | None = None,
         rows: Tensor | None = None,
         step: int = 0,
+        salt: Tensor | None = None,
+        targets: Tensor | None = None,
         top_k: int | None = None,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
@@ -137,7 +157,9 @@ class SomeLM(nn.Module):
         """tokens (B, T) int64 → logits (B, T, V) and one `Routing` a layer. Changes no state.
 
         counted (B, T): tokens that enter the statistics (default all). rows (B,): each row's number within
-        the whole step. step: chooses what is sampled. positions (B, T) and segments (B, T): for packed rows.
+        the whole step. step: chooses what is sampled; or salt, a hash of seed and step that is on the device
+        already. targets (B, T): asks for their nats instead of the logits. positions (B, T) and segments (B, T):
+        for packed rows.
         """
         past = 0 if cache is None else cache.length
         if positions is None:
@@ -151,6 +173,7 @@ class SomeLM(nn.Module):
             rows=rows,
             seed=self.seed,
             step=step,
+            salt=salt,
             ids=tokens,
         )
         x = self.embedding(tokens)
@@ -170,10 +193,27 @@ class SomeLM(nn.Module):
             cache.length += tokens.shape[1]
         losses = [routing.aux_loss for routing in routings if routing.aux_loss is not None]
         return ModelOutput(
-            logits=self.head(x),
+            scores=self.head(x) if targets is None else self.score_targets(x, targets),
             routings=tuple(routings),
             aux_loss=torch.stack(losses).sum() if losses else None,
         )
+
+    def score_targets(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood (B, T) of the targets. Compiled, the float32 logits are never stored."""
+        return token_nats(self.head(x), targets)
+
+    def compile_parts(self, *, dynamic: bool | None = False) -> None:
+        """Compile the block, once for all layers, the head with its loss, and gravity (dynamic: as torch.compile)."""
+        # A block's code is one for all layers; what differs between them is data. Shapes and top_k may vary.
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        # On a CPU the experts are a loop over data, which stays out of the graph.
+        whole = self.head.weight.is_cuda
+        for block in self.blocks:
+            block.compile(fullgraph=whole, dynamic=dynamic)
+        self.score_targets = torch.compile(self.score_targets, fullgraph=True, dynamic=dynamic)  # type: ignore[method-assign]
+        advance = torch.compile(advance_keys, fullgraph=True, dynamic=False)
+        for layer in self.layers:
+            layer.advance = advance
 
     def gravity_step(self, routings: Sequence[Routing], step: int, total_steps: int | None = None) -> None:
         """Move every layer's keys by the step's routing: the one write that is not a gradient step."""

@@ -1,0 +1,101 @@
+"""The Triton path equals the float64 reference, norm-wise: output, dX and gate gradient."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from some_moe.kernels import ExpertWeights, choose_kernel
+
+pytestmark = pytest.mark.gpu
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
+
+
+def draw(num_experts: int, d: int, f: int, dtype: torch.dtype) -> ExpertWeights:
+    def stack(*shape: int, scale: float) -> Tensor:
+        return (torch.randn(shape, device="cuda") * scale).to(dtype)
+
+    return ExpertWeights(
+        up=stack(num_experts, f, d, scale=d**-0.5),
+        up_bias=stack(num_experts, f, scale=0.3),
+        down=stack(num_experts, d, f, scale=f**-0.5),
+        down_bias=stack(num_experts, d, scale=0.3),
+    )
+
+
+def run(kernel: str, x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, back: Tensor) -> list[Tensor]:
+    x, gates = x.clone().requires_grad_(), gates.clone().requires_grad_()
+    y = choose_kernel(kernel)(x, experts, gates, weights)
+    return [y.detach(), *torch.autograd.grad(y, (x, gates), back.to(y.dtype))]
+
+
+def widen(weights: ExpertWeights) -> ExpertWeights:
+    return ExpertWeights(**{name: getattr(weights, name).double() for name in ("up", "up_bias", "down", "down_bias")})
+
+
+def assert_close(kernel: str, n: int, d: int, f: int, experts: Tensor, num_experts: int, dtype: torch.dtype) -> None:
+    weights = draw(num_experts, d, f, dtype)
+    x, back = (torch.randn(n, d, device="cuda").to(dtype) for _ in range(2))
+    gates = torch.rand(experts.shape, device="cuda")
+    found = run(kernel, x, experts, gates, weights, back)
+    expected = run("reference", x.double(), experts, gates.double(), widen(weights), back.double())
+    for left, right in zip(found, expected, strict=True):
+        assert torch.isfinite(left).all()
+        assert (left.double() - right).norm() <= TOLERANCE[dtype] * right.norm()
+
+
+def choose(n: int, num_experts: int, top_k: int) -> Tensor:
+    return torch.rand(n, num_experts, device="cuda").topk(top_k).indices
+
+
+@pytest.mark.parametrize("kernel", ["triton", "grouped"])
+@pytest.mark.parametrize(
+    ("n", "d", "f", "num_experts", "top_k"),
+    [(333, 48, 88, 5, 5), (1000, 384, 1024, 64, 4), (257, 512, 1536, 256, 8), (300, 72, 136, 9, 3), (1, 64, 64, 4, 2)],
+)
+def test_bf16_equals_float64(kernel: str, n: int, d: int, f: int, num_experts: int, top_k: int) -> None:
+    torch.manual_seed(n)
+    assert_close(kernel, n, d, f, choose(n, num_experts, top_k), num_experts, torch.bfloat16)
+
+
+def test_float32_equals_float64() -> None:
+    torch.manual_seed(0)
+    assert_close("triton", 333, 48, 88, choose(333, 5, 2), 5, torch.float32)
+
+
+@pytest.mark.parametrize("kernel", ["triton", "grouped"])
+def test_all_tokens_on_one_expert_and_others_empty(kernel: str) -> None:
+    experts = torch.full((513, 1), 3, device="cuda")
+    assert_close(kernel, 513, 96, 200, experts, 7, torch.bfloat16)
+
+
+def test_the_same_bits_every_time() -> None:
+    torch.manual_seed(1)
+    weights, experts = draw(8, 64, 128, torch.bfloat16), choose(500, 8, 2)
+    x = torch.randn(500, 64, device="cuda").bfloat16()
+    arguments: Any = (x, experts, torch.rand(500, 2, device="cuda"), weights, torch.randn(500, 64, device="cuda"))
+    for left, right in zip(run("triton", *arguments), run("triton", *arguments), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_nearest_chooses_as_float64_does() -> None:
+    from some_moe.kernels.nearest import nearest, sum_by_expert
+
+    torch.manual_seed(2)
+    for n, num_experts, top_k, d in ((1000, 64, 4, 384), (500, 512, 8, 96), (300, 300, 2, 64)):
+        query = torch.randn(n, d, device="cuda").bfloat16()
+        keys, bias = torch.randn(num_experts, d, device="cuda"), torch.randn(num_experts, device="cuda")
+        experts, scores = nearest(query, keys, bias, top_k)
+        exact = query.double() @ keys.double().T
+        assert torch.equal(experts, (exact + bias).topk(top_k).indices)
+        assert torch.allclose(scores.double(), exact.gather(1, experts), atol=1e-4)
+        counted = torch.rand(n, device="cuda") < 0.7
+        pairs, query_sum, raw_sum, norms = sum_by_expert(experts, counted, query, num_experts)
+        chosen = torch.zeros(n, num_experts, dtype=torch.float64, device="cuda")
+        chosen.scatter_(1, experts, counted.double()[:, None].expand(-1, top_k))
+        exact_norms = query.double().norm(dim=1)
+        assert torch.equal(pairs, (chosen.T @ chosen).long())
+        assert torch.allclose(query_sum.double(), chosen.T @ (query.double() / exact_norms[:, None]), atol=1e-4)
+        assert torch.allclose(raw_sum.double(), (query.double() * counted[:, None]).sum(0), rtol=1e-4, atol=1e-3)
+        assert torch.allclose(norms.double(), exact_norms, rtol=1e-5)
