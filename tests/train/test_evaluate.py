@@ -46,7 +46,7 @@ def test_every_loss_equals_the_number_computed_by_hand() -> None:
     )
     config = make_config(batching="padded", loss_on="all_positions")
     tally = Tally(SomeLM(MODEL), config, SIZES, torch.device("cpu"))
-    tally.add(batch, ModelOutput(logits=logits, routings=(), aux_loss=None))
+    tally.add(batch, ModelOutput(scores=token_nats(logits, targets), routings=(), aux_loss=None))
     found = tally.result()
     ln2 = math.log(2)
     assert found.loss == pytest.approx(1.5 * ln2)  # (1 + 2)/2 bits

@@ -137,17 +137,17 @@ def test_a_run_that_dies_after_any_step_resumes_to_the_same_bits(
     whole: Path, tmp_path: Path, stop_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), "test")
-    original = loop_module.train_step
+    original = trainer.stepper
 
-    def dying_step(*arguments: Any, **options: Any) -> Any:
+    def dying_step(*arguments: Any) -> Any:
         if trainer.progress.step == stop_at:
             raise DiedError
-        return original(*arguments, **options)
+        return original(*arguments)
 
-    monkeypatch.setattr(loop_module, "train_step", dying_step)
+    monkeypatch.setattr(dying_step, "compile_seconds", 0.0, raising=False)
+    monkeypatch.setattr(trainer, "stepper", dying_step)
     with pytest.raises(DiedError):
         train(trainer)
-    monkeypatch.setattr(loop_module, "train_step", original)
     folder = RunFolder(tmp_path / "run")
     train(resume(folder, Display(), folder.newest_checkpoint()))
     assert_same_run(whole, tmp_path / "run")

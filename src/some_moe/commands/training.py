@@ -1,16 +1,21 @@
 """The commands that need a model: train, eval, generate. Imported by `some_moe.cli` when one of them runs."""
 
+import os
 import sys
+import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from some_moe.cli import Parser, UsageError, on_terminal, suggest, terminal_width, write, write_json
+from some_moe.cli import BAD_INPUT, Parser, UsageError, on_terminal, suggest, terminal_width, write, write_json
 from some_moe.config import Config, ConfigError, RunConfig
 from some_moe.config.base import field_docs
 
 INTERRUPTED = 130
+# torchrun ends all processes when one fails: the others wait so long for the first, which says why.
+FAREWELL_SECONDS = 10.0
 
 
 # --- settings on the command line -------------------------------------------------------------------------
@@ -65,7 +70,20 @@ def describe_settings() -> str:
 
 
 def train_model(arguments: list[str]) -> int:
-    """Train a model."""
+    """Train a model. torchrun starts several processes with the same arguments: the first alone speaks."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":
+        return train_from_arguments(arguments)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        try:
+            code = train_from_arguments(arguments)
+        except (UsageError, ConfigError):
+            code = BAD_INPUT
+    if code not in (0, INTERRUPTED):  # interrupted processes have met already
+        time.sleep(FAREWELL_SECONDS)
+    return code
+
+
+def train_from_arguments(arguments: list[str]) -> int:
     prog = "some train"
     parser = Parser(
         prog,
@@ -111,16 +129,37 @@ def resolve_config(preset: str | None, file: str | None, overrides: dict[str, An
 def run_training(
     config: RunConfig, asked: RunConfig | None, folder: Any, resume_from: str | None, init_from: str | None
 ) -> int:
-    from some_moe.train.display import choose_display
-    from some_moe.train.loop import TrainingStoppedError, resume, start, train
-    from some_moe.train.recorder import RunFolder, command_line
+    from some_moe.train.distributed import Team
+    from some_moe.train.stopping import TrainingStoppedError
+
+    team = Team.from_environment()
+    try:
+        with team:
+            return run_in_team(team, config, asked, folder, resume_from, init_from)
+    except TrainingStoppedError as stop:
+        if team.leads:
+            print(f"some: {stop}", file=sys.stderr)
+        return stop.code
+
+
+def run_in_team(
+    team: Any, config: RunConfig, asked: RunConfig | None, folder: Any, resume_from: str | None, init_from: str | None
+) -> int:
+    from some_moe.train.display import Display, choose_display
+    from some_moe.train.loop import resume, start, train
+    from some_moe.train.machine import settle_experts
+    from some_moe.train.recorder import ReadOnlyFolder, RunFolder, command_line
     from some_moe.train.runs import find_checkpoint
 
-    display = choose_display()
+    display = choose_display() if team.leads else Display()
     place = None
+    config = settle_experts(config)
+    asked = None if asked is None else config
     if resume_from is not None and resume_from != "auto":
         place = find_checkpoint(resume_from)
         folder = RunFolder(place.parent.parent)
+    if not team.leads:
+        folder = ReadOnlyFolder(folder.path)
     if resume_from is not None and folder.exists():
         refuse_other_config(folder, asked)
         finished = folder.read_result()
@@ -128,18 +167,15 @@ def run_training(
             display.say(f"{folder} is finished already")
             return report(folder, finished)
         place = place or folder.newest_checkpoint()
-        trainer = resume(folder, display, place)
+        with team.setting_up():
+            trainer = resume(folder, display, place, team)
         display.say(f"resuming {folder} at step {trainer.progress.step} of {trainer.total_steps}")
     else:
         source = None if init_from is None else find_checkpoint(init_from)
-        trainer = start(config, folder, display, command_line(), source)
+        with team.setting_up():
+            trainer = start(config, folder, display, command_line(), source, team)
     describe_start(trainer)
-    try:
-        result = train(trainer)
-    except TrainingStoppedError as stop:
-        print(f"some: {stop}", file=sys.stderr)
-        return stop.code
-    return report(folder, result)
+    return report(folder, train(trainer))
 
 
 def refuse_other_config(folder: Any, asked: RunConfig | None) -> None:
@@ -157,11 +193,12 @@ def refuse_other_config(folder: Any, asked: RunConfig | None) -> None:
 
 def describe_start(trainer: Any) -> None:
     data, display = trainer.dataset, trainer.display
+    device = trainer.team.describe(trainer.machine.describe())
     trainable, total = trainer.model.count_parameters()
     ids = len(data.train.ids)
     display.say(
         f"{len(data.train):,} training stories, {ids:,} tokens, vocabulary {data.tokenizer.vocab_size:,}; "
-        f"{trainable:,} parameters trained of {total:,}; {trainer.total_steps:,} steps on {trainer.machine.describe()}"
+        f"{trainable:,} parameters trained of {total:,}; {trainer.total_steps:,} steps on {device}"
     )
     if data.duplicates:
         display.say(f"{data.duplicates:,} repeated stories were left out")

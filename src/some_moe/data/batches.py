@@ -11,7 +11,8 @@ T positions. Three ways to fill a batch (`data.batching`):
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from some_moe.config import ConfigError, DataConfig
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
 
 LENGTH_STEP = 32  # bucketed batches are as long as a multiple of this: few shapes, little padding
+GPU_LENGTHS = 6  # on a GPU each length is compiled and recorded, so there are fewer
 BUCKET_BATCHES = 32  # so many batches are sorted by length together
 
 
@@ -71,12 +73,19 @@ class Batch:
     positions: Tensor | None = None  # (B, T) place within the story, for packed rows
     segments: Tensor | None = None  # (B, T) number of the story within the row, for packed rows
 
-    @property
+    @cached_property
     def num_real(self) -> int:
         return int(self.real.sum())
 
+    def pin(self) -> "Batch":
+        """Move to page-locked memory, from where a GPU fetches without making the host wait."""
+        moved = {name: value.pin_memory() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
+
     def split(self, rows_each: int, *, keep_length: bool) -> list["Batch"]:
         """Cut into micro-batches of at most rows_each rows, each as long as it must be (unless keep_length)."""
+        if len(self.rows) <= rows_each:
+            return [self]
         return [self._take(slice(a, a + rows_each), keep_length) for a in range(0, len(self.rows), rows_each)]
 
     def _take(self, rows: slice, keep_length: bool) -> "Batch":
@@ -96,7 +105,8 @@ class Batch:
             return self
 
         def move(tensor: Tensor) -> Tensor:
-            return tensor.pin_memory().to(device, non_blocking=True)
+            pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+            return pinned.to(device, non_blocking=True)
 
         return Batch(
             inputs=move(self.inputs),
@@ -112,10 +122,20 @@ class Batches:
     """The batches of a split. `rows_a_step` stories (or packed rows) make one step; a last partial one is dropped."""
 
     def __init__(
-        self, rows: Rows, config: DataConfig, *, rows_a_step: int, seed: int, keep_partial: bool = False
+        self,
+        rows: Rows,
+        config: DataConfig,
+        *,
+        rows_a_step: int,
+        seed: int,
+        keep_partial: bool = False,
+        for_gpu: bool = False,
     ) -> None:
         self.rows, self.config, self.rows_a_step, self.seed = rows, config, rows_a_step, seed
         self.keep_partial = keep_partial
+        self.for_gpu = for_gpu
+        few = -(-config.seq_len // (GPU_LENGTHS * LENGTH_STEP)) * LENGTH_STEP
+        self.length_step = few if for_gpu else LENGTH_STEP
         self.groups = pack_stories(rows.lengths, config.seq_len) if config.batching == "packed" else None
 
     @property
@@ -149,7 +169,7 @@ class Batches:
         used = max(sum(len(self.rows[story]) - 1 for story in group) for group in stories)
         time = self.config.seq_len
         if self.config.batching == "bucketed":
-            time = min(time, -(-used // LENGTH_STEP) * LENGTH_STEP)
+            time = min(time, -(-used // self.length_step) * self.length_step)
         shape = (len(stories), time)
         inputs, targets = np.full(shape, PAD, np.int64), np.full(shape, PAD, np.int64)
         real = np.zeros(shape, bool)
@@ -168,7 +188,7 @@ class Batches:
                 # The published protocol reads on: eos, then padding, predicting padding.
                 inputs[row, start] = targets[row, start - 1]
         packed = self.groups is not None
-        return Batch(
+        batch = Batch(
             inputs=torch.from_numpy(inputs),
             targets=torch.from_numpy(targets),
             real=torch.from_numpy(real),
@@ -176,6 +196,7 @@ class Batches:
             positions=torch.from_numpy(positions) if packed else None,
             segments=torch.from_numpy(segments) if packed else None,
         )
+        return batch.pin() if self.for_gpu else batch
 
     def epoch(self, epoch: int, start: int = 0, *, shuffle: bool = True) -> Iterator[Batch]:
         """The batches of an epoch from step `start` on, in order, laid out ahead of time by threads."""

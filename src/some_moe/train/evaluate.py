@@ -6,31 +6,37 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.metrics.usage import count_selections, gate_entropy_nats, summarize_usage
 from some_moe.model.transformer import ModelOutput, SomeLM
+from some_moe.model.transformer import token_nats as token_nats
+from some_moe.train.distributed import ALONE, Team
 
 LN2 = math.log(2)
 
 
-def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood of each target (B, T), in float32 or better."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-
-
-def forward(model: SomeLM, batch: Batch, config: RunConfig, step: int = 0, top_k: int | None = None) -> ModelOutput:
-    """Run the model on a batch with the config's convention of what counts."""
+def forward(
+    model: SomeLM,
+    batch: Batch,
+    config: RunConfig,
+    step: int = 0,
+    top_k: int | None = None,
+    *,
+    salt: Tensor | None = None,
+    score: bool = False,
+) -> ModelOutput:
+    """Run the model on a batch with the config's convention of what counts; `score` asks for nats, not logits."""
     counted = torch.ones_like(batch.real) if config.data.count_padding else batch.real
     output: ModelOutput = model(
         batch.inputs,
         counted=counted,
         rows=batch.rows,
         step=step,
+        salt=salt,
+        targets=batch.targets if score else None,
         top_k=top_k,
         positions=batch.positions,
         segments=batch.segments,
@@ -70,10 +76,10 @@ class Tally:
         shape = (len(model.layers), config.model.num_experts)
         self.counts_real = torch.zeros(shape, dtype=torch.int64, device=device)
         self.counts_all = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.gate_entropy = np.zeros(len(model.layers))
+        self.gate_entropy = torch.zeros(len(model.layers), dtype=torch.float64, device=device)
 
     def add(self, batch: Batch, output: ModelOutput) -> None:
-        nats = token_nats(output.logits, batch.targets).double()
+        nats = output.nats.double()
         real = batch.real
         self.nats += torch.stack(((nats * real).sum(), (nats * ~real).sum()))
         self.num += torch.stack((real.sum(), (~real).sum()))
@@ -85,6 +91,10 @@ class Tally:
             self.counts_real[place] += count_selections(routing.experts, experts, real)
             self.counts_all[place] += count_selections(routing.experts, experts)
             self.gate_entropy[place] += gate_entropy_nats(routing.gates, real) * int(real.sum())
+
+    def add_up(self, team: Team) -> None:
+        """Complete the sums by what the other processes have scored."""
+        team.sum_in_place([self.nats, self.num, self.num_bytes, self.counts_real, self.counts_all, self.gate_entropy])
 
     def result(self) -> Evaluation:
         text_nats, padding_nats = self.nats.tolist()
@@ -135,15 +145,23 @@ def evaluate(
     *,
     bf16: bool = False,
     adapt: bool = False,
+    team: Team = ALONE,
 ) -> Evaluation:
-    """Score every row. Keys stay still, unless `adapt`: then they move after each batch has been scored."""
+    """Score every row. Keys stay still, unless `adapt`: then they move after each batch has been scored.
+
+    The processes of a team take turns at the batches, and all return the same figures.
+    """
+    assert team.alone or not adapt, "keys that move by some of the batches would differ between processes"
     tally = Tally(model, config, token_bytes, device)
     batches = evaluation_batches(rows, config, in_order=adapt)
     for step, batch in enumerate(batches.epoch(0, shuffle=False)):
+        if step % team.size != team.rank:
+            continue
         batch = batch.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            output = forward(model, batch, config, step)
+            output = forward(model, batch, config, step, score=True)
         tally.add(batch, output)
         if adapt:
             model.gravity_step(output.routings, step, total_steps=len(batches))
+    tally.add_up(team)
     return tally.result()

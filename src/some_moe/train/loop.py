@@ -5,10 +5,7 @@ random choice follow from (seed, step). So a run that was killed and resumed end
 """
 
 import math
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,21 +29,16 @@ from some_moe.train.checkpoint import (
     save_checkpoint,
 )
 from some_moe.train.display import Display
+from some_moe.train.distributed import ALONE, Team, TeamError, digest_tensors
 from some_moe.train.evaluate import Evaluation, evaluate
 from some_moe.train.machine import Machine, choose_machine
 from some_moe.train.optim import make_optimizer
 from some_moe.train.recorder import RunFolder
 from some_moe.train.result import epoch_record, make_result
 from some_moe.train.sampling import sample_text
-from some_moe.train.step import train_step
-
-
-class TrainingStoppedError(RuntimeError):
-    """The run ended before its time. Its message says what happened and how to go on; `code` is the exit code."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
+from some_moe.train.step import StepResult
+from some_moe.train.stepper import Stepper
+from some_moe.train.stopping import Interrupts, TrainingStoppedError
 
 
 @dataclass
@@ -55,7 +47,8 @@ class Progress:
 
     step: int = 0
     tokens: int = 0  # real tokens trained on
-    seconds: float = 0.0  # in training steps
+    seconds: float = 0.0  # in training steps, compiling apart
+    compile_seconds: float = 0.0
     epoch_loss: float = 0.0  # sum of the step losses of the present epoch
     epoch_steps: int = 0
     best_val_loss: float | None = None
@@ -66,19 +59,32 @@ class Progress:
 
 
 class Trainer:
-    """One run from its config to its result."""
+    """One run from its config to its result; in a team, every process has one, and they go in step."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, display: Display, tokenizer: Tokenizer | None = None
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        display: Display,
+        tokenizer: Tokenizer | None = None,
+        team: Team = ALONE,
     ) -> None:
-        self.config, self.folder, self.display = config, folder, display
-        self.machine: Machine = choose_machine(config.train)
-        self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer)
-        self.token_bytes = self.dataset.tokenizer.token_bytes()
+        self.config, self.folder, self.display, self.team = config, folder, display, team
+        self.machine: Machine = choose_machine(config.train, team)
         per_batch = config.data.batch_size * config.data.seq_len
-        self.accumulation = max(1, math.ceil((config.train.global_batch_tokens or 0) / per_batch))
-        rows_a_step = config.data.batch_size * self.accumulation
-        self.batches = Batches(self.dataset.train, config.data, rows_a_step=rows_a_step, seed=config.train.seed)
+        rows_a_step = config.data.batch_size * max(1, math.ceil((config.train.global_batch_tokens or 0) / per_batch))
+        team.refuse_uneven(rows_a_step)
+        team.join(self.machine.device)
+        with team.one_goes_first():
+            self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer)
+        self.token_bytes = self.dataset.tokenizer.token_bytes()
+        self.batches = Batches(
+            self.dataset.train,
+            config.data,
+            rows_a_step=rows_a_step,
+            seed=config.train.seed,
+            for_gpu=self.machine.device.type == "cuda",
+        )
         if len(self.batches) == 0:
             raise ConfigError(
                 f"data.source {config.data.source!r} gives {self.batches.num_rows} training rows, fewer than one step "
@@ -95,14 +101,18 @@ class Trainer:
             device=self.machine.device,
         )
         self.optimizer = make_optimizer(self.model, config.train)
+        self.stepper = Stepper(self.model, self.optimizer, config, self.total_steps, self.machine, team)
         self.libraries = describe_libraries(self.model)
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
-        self.board = Board(folder.path / "tensorboard") if config.train.tensorboard else None
+        self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and team.leads else None
         self.last_valid: Evaluation | None = None  # of the last step evaluated, which ends every run
         self.saved_step: int | None = None
-        self.interrupted = False
+        self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not team.alone)
+        self.interrupted = False  # in this process or another of the team
+        self.unread: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since the last look
+        self.clock = 0.0
 
     # --- saving and restoring -------------------------------------------------------------------------------
 
@@ -110,10 +120,21 @@ class Trainer:
         """Write a checkpoint, unless this step has one; then remove what is no longer needed."""
         if self.saved_step == self.progress.step:
             return
-        state = asdict(self.progress) | {"libraries": self.libraries, "data_digest": self.dataset.digest}
-        save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, {"epoch_counts": self.epoch_counts})
+        self.verify_team()
+        if self.team.leads:
+            state = asdict(self.progress) | {"libraries": self.libraries, "data_digest": self.dataset.digest}
+            extra = {"epoch_counts": self.epoch_counts}
+            save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
+            prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
         self.saved_step = self.progress.step
-        prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
+        self.team.meet()  # a process that ended now would have the one that writes killed
+
+    def verify_team(self) -> None:
+        """Go on only if every process of a team holds the same."""
+        if not self.team.alone:
+            tensors = digest_tensors(self.model.state_dict())
+            held = {"settings": self.config.to_yaml(), "data": self.dataset.digest, "experts": str(self.libraries)}
+            self.team.verify(held | {"parameters and keys": tensors})
 
     def restore(self, place: Path) -> None:
         """Continue from a checkpoint, to the same bits as if nothing had happened."""
@@ -134,46 +155,60 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end and return the result."""
-        progress, config = self.progress, self.config.train
+        progress = self.progress
         self.display.begin(progress.step, self.total_steps)
         if progress.step == 0:
             self.snapshot_keys()
-        model = torch.compile(self.model) if config.compile else self.model
-        with self.catch_interrupts():
+        with self.interrupts:
             while progress.step < self.total_steps and not progress.stopped_early:
                 epoch, first = divmod(progress.step, self.steps_an_epoch)
+                self.clock = time.perf_counter()
                 for batch in self.batches.epoch(epoch, first):
-                    started = time.perf_counter()
                     # --- a single training step ---
-                    result = train_step(
-                        model,  # type: ignore[arg-type]
-                        self.optimizer,
-                        batch,
-                        self.config,
-                        progress.step,
-                        self.total_steps,
-                        device=self.machine.device,
-                        bf16=self.machine.bf16,
-                    )
-                    # --- what it leaves behind ---
-                    loss = float(result.loss)
-                    if not math.isfinite(loss) or not math.isfinite(float(result.gradient_norm)):
-                        raise TrainingStoppedError(self.describe_divergence(loss))
+                    result = self.stepper(batch, progress.step)
+                    # --- what it leaves behind: a GPU is not asked for it until somebody looks ---
                     progress.step += 1
                     progress.tokens += batch.num_real
-                    progress.epoch_loss += loss
-                    progress.epoch_steps += 1
-                    for place, routing in enumerate(result.routings):
-                        self.epoch_counts[place] += routing.counts
-                    progress.seconds += time.perf_counter() - started
+                    self.unread.append((result.loss, result.gradient_norm))
+                    if result.routings:
+                        self.epoch_counts += torch.stack([routing.counts for routing in result.routings])
                     self.display.advance(progress.step)
                     # --- now and then ---
-                    if progress.step % config.log_every == 0 or progress.step == self.total_steps:
-                        self.log(loss, float(result.gradient_norm), result.rate, result.top_k, self.middle_gini(result))
-                    self.look_up(epoch)
+                    if self.is_time_to_look(progress.step):
+                        self.interrupted = self.team.any(self.interrupts.noted)  # nobody stops alone
+                        self.read_losses(result)
+                        self.look_up(epoch)
+                        self.clock = time.perf_counter()
                     if progress.stopped_early or progress.step >= self.total_steps:
                         break
         return self.finish()
+
+    def is_time_to_look(self, step: int) -> bool:
+        """Whether anything is to be done at this step but learning."""
+        config = self.config.train
+        periods = (config.log_every, config.snapshot_every, config.sample_every, config.eval_every, config.save_every)
+        due = any(every > 0 and step % every == 0 for every in periods)
+        ends = step % self.steps_an_epoch == 0 or step == self.total_steps
+        # A team looks at the same steps in every process, whichever of them was interrupted.
+        asked = self.interrupts.noted and self.team.alone
+        return due or ends or asked or self.machine.device.type == "cpu"
+
+    def read_losses(self, result: StepResult) -> None:
+        """Fetch the losses of the steps since the last look; stop at the first that is not a number."""
+        progress = self.progress
+        first = progress.step - len(self.unread) + 1
+        figures = torch.stack([torch.stack((loss.double(), norm.double())) for loss, norm in self.unread]).tolist()
+        self.unread.clear()
+        compiled, self.stepper.compile_seconds = self.stepper.compile_seconds, 0.0
+        progress.compile_seconds += compiled
+        progress.seconds += time.perf_counter() - self.clock - compiled
+        for step, (loss, norm) in enumerate(figures, first):
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                raise TrainingStoppedError(self.describe_divergence(loss, step))
+            progress.epoch_loss += loss
+            progress.epoch_steps += 1
+        if progress.step % self.config.train.log_every == 0 or progress.step == self.total_steps:
+            self.log(loss, norm, result.rate, result.top_k, self.middle_gini(result))
 
     def look_up(self, epoch: int) -> None:
         """Snapshot, sample, evaluate and save, where this step asks for it."""
@@ -224,7 +259,10 @@ class Trainer:
 
     def measure(self, split: str) -> Evaluation:
         rows = getattr(self.dataset, split)
-        return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, bf16=self.machine.bf16)
+        # Compiling the forward pass alone, for every length, would cost more than it saves here.
+        with torch.compiler.set_stance("force_eager"):
+            device, bf16 = self.machine.device, self.machine.bf16
+            return evaluate(self.model, rows, self.config, self.token_bytes, device, bf16=bf16, team=self.team)
 
     def finish(self) -> dict[str, Any]:
         """Report by test, on the checkpoint that valid chose, and write result.json."""
@@ -237,9 +275,8 @@ class Trainer:
             load_model(best, self.model, read_state(best))
             test_best = self.measure("test")
             self.model.load_state_dict(last)
-        result = make_result(
-            self.config, self.model, asdict(progress), valid, test_best, test_last, self.machine.describe()
-        )
+        device = self.team.describe(self.machine.describe())
+        result = make_result(self.config, self.model, asdict(progress), valid, test_best, test_last, device)
         self.folder.write_result(result)
         return result
 
@@ -255,14 +292,15 @@ class Trainer:
 
     def sample(self) -> None:
         config = self.config.train
-        if config.sample_tokens:
-            text = sample_text(
-                self.model,
-                self.dataset.tokenizer,
-                config.sample_prompt,
-                config.sample_tokens,
-                seed=config.seed * 1_000_003 + self.progress.step,
-            )
+        if config.sample_tokens and self.team.leads:
+            with torch.compiler.set_stance("force_eager"):
+                text = sample_text(
+                    self.model,
+                    self.dataset.tokenizer,
+                    config.sample_prompt,
+                    config.sample_tokens,
+                    seed=config.seed * 1_000_003 + self.progress.step,
+                )
             self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
 
     def middle_gini(self, result: Any) -> float | None:
@@ -306,71 +344,54 @@ class Trainer:
             )
         return text
 
-    def describe_divergence(self, loss: float) -> str:
-        newest = self.folder.newest_checkpoint()
-        kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint had been saved yet"
-        return (
-            f"the loss became {loss} at step {self.progress.step + 1}; {kept}; "
-            "lower train.learning_rate or set train.clip"
-        )
-
-    @contextmanager
-    def catch_interrupts(self) -> Iterator[None]:
-        """Ctrl-C and a polite kill end the run after the present step, with a checkpoint; a second one ends it now."""
-
-        def note(number: int, frame: Any) -> None:  # noqa: ARG001
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-            self.display.say("stopping after this step; press Ctrl-C again to stop at once")
-
-        try:
-            previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:
-            # Not in the main thread: signals belong to somebody else.
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def describe_divergence(self, loss: float, step: int) -> str:
+        kept = self.folder.describe_newest("good")
+        return f"the loss became {loss} at step {step}; {kept}; lower train.learning_rate or set train.clip"
 
 
 def start(
-    config: RunConfig, folder: RunFolder, display: Display, command: str, init_from: Path | None = None
+    config: RunConfig,
+    folder: RunFolder,
+    display: Display,
+    command: str,
+    init_from: Path | None = None,
+    team: Team = ALONE,
 ) -> Trainer:
     """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with."""
     folder.refuse_if_used()
     tokenizer = None
     if init_from is not None:
         tokenizer = Tokenizer.load(init_from.parent.parent / "tokenizer.json")
-    trainer = Trainer(config, folder, display, tokenizer)
+    trainer = Trainer(config, folder, display, tokenizer, team)
     if init_from is not None:
         load_model(init_from, trainer.model, read_state(init_from))
+    trainer.verify_team()
     folder.create(config, trainer.dataset.tokenizer.to_json(), command)
     return trainer
 
 
-def resume(folder: RunFolder, display: Display, place: Path | None) -> Trainer:
+def resume(folder: RunFolder, display: Display, place: Path | None, team: Team = ALONE) -> Trainer:
     """Continue a run from a checkpoint, or from its beginning where it has none yet."""
     config = folder.read_config()
-    trainer = Trainer(config, folder, display, Tokenizer.load(folder.tokenizer_file))
+    trainer = Trainer(config, folder, display, Tokenizer.load(folder.tokenizer_file), team)
     if place is None:
         folder.cut_back(-1)
     else:
         trainer.restore(place)
+    trainer.verify_team()
     return trainer
 
 
 def train(trainer: Trainer) -> dict[str, Any]:
-    """Run to the end. A disk that is full or gone ends the run with a sentence, the last checkpoint whole."""
+    """Run to the end. A disk that is full, or a process that is gone, ends it with a sentence, the checkpoint whole."""
     try:
         with trainer.display:
             return trainer.run()
+    except TeamError as error:
+        kept = trainer.folder.describe_newest("whole")
+        raise TeamError(f"{error}; {kept}; continue with --resume auto") from None
     except OSError as error:
-        newest = trainer.folder.newest_checkpoint()
-        kept = f"the last whole checkpoint is {newest}" if newest else "no checkpoint had been saved yet"
+        kept = trainer.folder.describe_newest("whole")
         raise TrainingStoppedError(
             f"cannot write to {trainer.folder} ({error.strerror or error}); {kept}; "
             "make room and continue with --resume auto"

@@ -17,12 +17,22 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         }
         for decayed in (True, False)
     ]
+    on_gpu = any(p.is_cuda for _, p in trained)
+    # On a GPU the rate is a number on the device, so that a recorded step reads the present one.
+    rate = torch.tensor(config.learning_rate, device=trained[0][1].device) if on_gpu else config.learning_rate
     # Fused: one kernel for everything, on the CPU too, and the same bits in every process.
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.learning_rate, betas=(0.9, config.beta2), fused=True
+        [group for group in groups if group["params"]],
+        lr=rate,
+        betas=(0.9, config.beta2),
+        fused=True,
+        capturable=on_gpu,
     )
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -117,6 +117,30 @@ class RunFolder:
         found = list_checkpoints(self.checkpoints)
         return found[-1] if found else None
 
+    def describe_newest(self, quality: str) -> str:
+        """Say which checkpoint a run that has stopped can go on from."""
+        newest = self.newest_checkpoint()
+        return f"the last {quality} checkpoint is {newest}" if newest else "no checkpoint had been saved yet"
+
+
+class ReadOnlyFolder(RunFolder):
+    """The run folder for the processes of a team that do not lead it: they read, and what they write is dropped."""
+
+    def create(self, config: RunConfig, tokenizer_json: str, command: str) -> None:
+        pass
+
+    def append(self, log: str, record: dict[str, Any]) -> None:
+        pass
+
+    def cut_back(self, step: int) -> None:
+        pass
+
+    def save_keys(self, step: int, keys: dict[str, Tensor]) -> None:
+        pass
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        pass
+
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read a .jsonl log; a last line that a killed process left unfinished is left out."""

@@ -57,6 +57,7 @@ def make_result(
         "steps": progress["step"],
         "tokens": progress["tokens"],
         "seconds": seconds,
+        "compile_seconds": progress["compile_seconds"],
         "tokens_per_second": progress["tokens"] / seconds if seconds else 0.0,
         "train_loss": progress["epochs"][-1]["train_loss"] if progress["epochs"] else None,
         "val_loss": valid.loss,

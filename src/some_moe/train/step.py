@@ -1,4 +1,8 @@
-"""A single training step: forward, backward (accumulated), clip, rate, optimizer, gravity."""
+"""A single training step: forward, backward (accumulated), clip, rate, optimizer, gravity.
+
+`prepare` is the host's part: it decides and brings the batch to the device. `learn` is the device's part: it
+waits for nothing and reads nothing back, so that a GPU can record it once and replay it (see graphs.py).
+"""
 
 from dataclasses import dataclass
 
@@ -7,11 +11,23 @@ from torch import Tensor
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Batch
+from some_moe.hashing import derive_key
 from some_moe.model.routing import Routing
 from some_moe.model.transformer import SomeLM
-from some_moe.train.evaluate import forward, token_nats
+from some_moe.train.distributed import ALONE, Team
+from some_moe.train.evaluate import forward
 from some_moe.train.optim import set_rate
 from some_moe.train.schedule import rate_share, top_k_at
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs:
+    """What `learn` works on, all of it on the device."""
+
+    parts: tuple[Batch, ...]  # micro-batches of this process
+    shares: tuple[float, ...]  # each part's share of the step's real tokens
+    denominator: Tensor  # () what the training loss is divided by: a count over the whole step
+    salt: Tensor  # (2,) int32, hash of seed and step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +41,70 @@ class StepResult:
     top_k: int
 
 
+def place_salt(seed: int, step: int, device: torch.device) -> Tensor:
+    """`hashing.make_salt` without a copy that the host would wait for."""
+    salt = torch.empty(2, dtype=torch.int32, device=device)
+    for place, word in zip(salt.unbind(), derive_key(seed, step), strict=True):
+        place.fill_(word)
+    return salt
+
+
+def prepare(batch: Batch, config: RunConfig, step: int, device: torch.device, team: Team = ALONE) -> StepInputs:
+    """Cut this process's rows into micro-batches of at most `data.batch_size` and bring them to the device.
+
+    `batch` is the whole step, the same in every process: batch_size rows, times the accumulation, whatever the
+    number of processes. Each takes an equal share of them, so that one config means one result.
+    """
+    keep_length = config.data.batching != "bucketed"
+    parts = team.share(batch, keep_length=keep_length).split(config.data.batch_size, keep_length=keep_length)
+    num_real = max(1, batch.num_real)
+    # The mean is over the whole step, so that its parts weigh by their tokens and not alike.
+    denominator = num_real if config.data.loss_on == "text" else batch.targets.numel()
+    return StepInputs(
+        parts=tuple(part.to(device) for part in parts),
+        shares=tuple(part.num_real / num_real for part in parts),
+        denominator=torch.full((), float(denominator), device=device),
+        salt=place_salt(config.train.seed, step, device),
+    )
+
+
+def learn(
+    model: SomeLM,
+    optimizer: torch.optim.Optimizer,
+    inputs: StepInputs,
+    config: RunConfig,
+    top_k: int,
+    *,
+    bf16: bool,
+    team: Team = ALONE,
+) -> tuple[Tensor, Tensor, tuple[Routing, ...]]:
+    """Gradients, clipping and the optimizer's step. Returns loss, gradient norm and the step's routing sums."""
+    device_type = inputs.salt.device.type
+    loss: Tensor | float = 0.0
+    routings: tuple[Routing, ...] = ()
+    optimizer.zero_grad(set_to_none=True)
+    for part, share in zip(inputs.parts, inputs.shares, strict=True):
+        with torch.autocast(device_type, torch.bfloat16, enabled=bf16):
+            output = forward(model, part, config, salt=inputs.salt, top_k=top_k, score=True)
+        nats = output.nats
+        if config.data.loss_on == "text":
+            nats = nats * part.real
+        part_loss = nats.sum() / inputs.denominator
+        objective = part_loss
+        if output.aux_loss is not None:
+            objective = part_loss + output.aux_loss * share
+        objective.backward()  # type: ignore[no-untyped-call]
+        loss = loss + part_loss.detach()
+        found = tuple(routing.detach() for routing in output.routings)
+        routings = tuple(a + b for a, b in zip(routings, found, strict=True)) if routings else found
+    assert isinstance(loss, Tensor)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    loss, routings = team.add_up(parameters, loss, routings)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.clip or float("inf"), foreach=True)
+    optimizer.step()
+    return loss, norm, routings
+
+
 def train_step(
     model: SomeLM,
     optimizer: torch.optim.Optimizer,
@@ -35,37 +115,13 @@ def train_step(
     *,
     device: torch.device,
     bf16: bool = False,
+    team: Team = ALONE,
 ) -> StepResult:
-    """Learn from one step's rows, `data.batch_size` of them at a time, and let the keys move once."""
-    padded = config.data.batching == "padded"
+    """Learn from one step's rows, and let the keys move once."""
     top_k = top_k_at(step, total_steps, config.model.top_k, config.train)
-    num_real = batch.num_real
-    # The mean is over the whole step, so that its parts weigh by their tokens and not alike.
-    denominator = num_real if config.data.loss_on == "text" else batch.targets.numel()
-    loss: Tensor | float = 0.0
-    routings: tuple[Routing, ...] = ()
-    optimizer.zero_grad(set_to_none=True)
-    for part in batch.split(config.data.batch_size, keep_length=padded):
-        here = part.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            output = forward(model, here, config, step, top_k)
-        nats = token_nats(output.logits, here.targets)
-        if config.data.loss_on == "text":
-            nats = nats * here.real
-        part_loss = nats.sum() / denominator
-        objective = part_loss
-        if output.aux_loss is not None:
-            objective = part_loss + output.aux_loss * (part.num_real / max(1, num_real))
-        objective.backward()  # type: ignore[no-untyped-call]
-        loss = loss + part_loss.detach()
-        found = tuple(routing.detach() for routing in output.routings)
-        routings = tuple(a + b for a, b in zip(routings, found, strict=True)) if routings else found
-
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.clip or float("inf"))
     rate = config.train.learning_rate * rate_share(step, total_steps, config.train)
     set_rate(optimizer, rate)
-    optimizer.step()
+    inputs = prepare(batch, config, step, device, team)
+    loss, norm, routings = learn(model, optimizer, inputs, config, top_k, bf16=bf16, team=team)
     model.gravity_step(routings, step, total_steps)
-    assert isinstance(loss, Tensor)
     return StepResult(loss=loss, gradient_norm=norm, routings=routings, rate=rate, top_k=top_k)

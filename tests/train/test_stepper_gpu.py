@@ -1,0 +1,81 @@
+"""On a GPU: recorded steps equal ordinary ones, wait for nothing, and the whole model compiles as one graph."""
+
+import pytest
+import torch
+
+from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
+from some_moe.data.batches import Batch
+from some_moe.model.transformer import SomeLM
+from some_moe.train.machine import choose_machine, settle_experts
+from some_moe.train.optim import make_optimizer
+from some_moe.train.stepper import Stepper
+
+pytestmark = pytest.mark.gpu
+
+
+def make_config(compile_model: bool, kernel: str = "auto") -> RunConfig:
+    return settle_experts(
+        RunConfig(
+            model=ModelConfig(
+                d_model=64, num_layers=3, num_heads=2, vocab_size=512, num_experts=16, d_ffn=128, top_k=2
+            ),
+            gravity=GravityConfig(),
+            data=DataConfig(seq_len=128, batch_size=8, batching="padded"),
+            train=TrainConfig(device="cuda", compile=compile_model, kernel=kernel, learning_rate=1e-3),
+        )
+    )
+
+
+def make_batch(seed: int) -> Batch:
+    tokens = torch.randint(3, 512, (8, 129), generator=torch.Generator().manual_seed(seed))
+    return Batch(
+        inputs=tokens[:, :-1].contiguous(),
+        targets=tokens[:, 1:].contiguous(),
+        real=torch.ones(8, 128, dtype=torch.bool),
+        rows=torch.arange(8),
+    ).pin()
+
+
+def make_stepper(config: RunConfig) -> Stepper:
+    machine = choose_machine(config.train)
+    model = SomeLM(config.model, config.gravity, kernel=config.train.kernel, device="cuda")
+    return Stepper(model, make_optimizer(model, config.train), config, 1000, machine)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_recorded_steps_learn_as_ordinary_ones_do() -> None:
+    losses = []
+    for compile_model in (False, True):
+        stepper = make_stepper(make_config(compile_model))
+        losses.append([float(stepper(make_batch(step % 4), step).loss) for step in range(12)])
+        assert bool(stepper.recordings) is compile_model
+    assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-2)
+    assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_steps_wait_for_nothing() -> None:
+    stepper = make_stepper(make_config(True))
+    batches = [make_batch(step) for step in range(4)]
+    for step in range(6):
+        stepper(batches[step % 4], step)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(6, 12):
+            stepper(batches[step % 4], step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_whole_model_is_one_graph() -> None:
+    config = make_config(False)
+    model = SomeLM(config.model, config.gravity, device="cuda")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    batch = make_batch(0)
+    salt = torch.zeros(2, dtype=torch.int32, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        output = compiled(batch.inputs.cuda(), salt=salt, targets=batch.targets.cuda())
+        plain = model(batch.inputs.cuda(), salt=salt, targets=batch.targets.cuda())
+    output.nats.sum().backward()
+    assert torch.allclose(output.nats, plain.nats, atol=5e-2)
