@@ -1,0 +1,104 @@
+"""Timing that is fair: warm, repeated, in turns, with the cache emptied, on the device's own clock."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+FLUSH_BYTES = 256 << 20  # several times any chip's L2 cache
+MOST_REPEATS = 2000
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is timed, and what must happen before each time, untimed."""
+
+    timed: Callable[[], object]
+    before: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Milliseconds of one call over the repeats: median, quartiles, and the least."""
+
+    ms: float
+    ms_low: float
+    ms_high: float
+    ms_least: float
+    repeats: int
+
+    @classmethod
+    def of(cls, times: list[float]) -> "Timing":
+        low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+        return cls(ms=middle, ms_low=low, ms_high=high, ms_least=min(times), repeats=len(times))
+
+
+def make_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+class Clock:
+    """Measures calls on one device. On a GPU by events, so that the host may run ahead as it does in training."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.device = device
+        self.flush = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.int8, device=device)
+
+    def synchronize(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def measure(self, task: Task, repeats: int) -> list[float]:
+        """Milliseconds of each of `repeats` calls."""
+        times: list[float] = []
+        pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.synchronize()
+        for _ in range(repeats):
+            if task.before is not None:
+                task.before()
+            if self.on_gpu:
+                self.flush.zero_()
+                start, end = make_event(), make_event()
+                start.record()
+                task.timed()
+                end.record()
+                pairs.append((start, end))
+            else:
+                started = time.perf_counter()
+                task.timed()
+                times.append(1e3 * (time.perf_counter() - started))
+        self.synchronize()
+        return times + [start.elapsed_time(end) for start, end in pairs]
+
+    def seconds(self, task: Task) -> float:
+        """Wall-clock seconds of one call, whatever it does on the way: for compilation."""
+        self.synchronize()
+        started = time.perf_counter()
+        self.measure(task, 1)
+        return time.perf_counter() - started
+
+
+def time_in_turns(
+    clock: Clock, tasks: Mapping[str, Task], seconds: float, *, rounds: int = 5, least: int = 3
+) -> dict[str, Timing]:
+    """Time every task for about `seconds`, in rounds in which each has its turn: drifting clocks hit all alike."""
+    estimates = {name: statistics.median(clock.measure(task, 3)) for name, task in tasks.items()}
+    repeats = {name: min(MOST_REPEATS, max(least, round(1e3 * seconds / ms))) for name, ms in estimates.items()}
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            # Back and forth, so that no task always follows the same one.
+            for name in list(tasks)[:: 1 if turn % 2 == 0 else -1]:
+                share = repeats[name] // rounds + (turn < repeats[name] % rounds)
+                times[name] += clock.measure(tasks[name], share)
+    finally:
+        if was_enabled:
+            gc.enable()
+    return {name: Timing.of(found) for name, found in times.items()}
