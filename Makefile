@@ -12,7 +12,7 @@ setup-dev: $(VENV)/.installed-dev
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(BIN)/pip install -q -c constraints.txt -e ".[analysis]"
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -23,9 +23,10 @@ demo: setup
 	$(BIN)/some train --preset demo --resume auto
 	$(BIN)/some eval runs/demo --trigram
 	$(BIN)/some generate runs/demo --count 2
+	$(BIN)/some report runs/demo
 
 test: setup-dev lint types
-	$(BIN)/python -m pytest -n auto -m "not slow and not gpu and not browser"
+	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 test-all: setup-dev lint types
 	$(BIN)/python -m pytest -n auto

@@ -1,5 +1,6 @@
-"""What all tests share: GPU tests are skipped with a sentence where there is no GPU."""
+"""What all tests share: tests that need a GPU or a browser are skipped with a sentence where there is none."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,9 +15,16 @@ sys.path.insert(0, str(Path(__file__).parent / "model"))
 torch.set_num_threads(1)
 
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
+    absent = {}
+    if not torch.cuda.is_available():
+        absent["gpu"] = "needs a CUDA GPU, and torch sees none"
+    if CHROMIUM is None:
+        absent["browser"] = "needs a Chromium browser, and none is installed"
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none"))
+        for marker, reason in absent.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))

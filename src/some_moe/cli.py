@@ -111,17 +111,57 @@ def generate(arguments: list[str]) -> int:
     return generate_text(arguments)
 
 
+def analyze(arguments: list[str]) -> int:
+    from some_moe.commands.glassbox import analyze_run
+
+    return analyze_run(arguments)
+
+
+def bench_layer(arguments: list[str]) -> int:
+    from some_moe.commands import benchmarks
+
+    return benchmarks.bench_layer(arguments)
+
+
+def bench_step(arguments: list[str]) -> int:
+    from some_moe.commands import benchmarks
+
+    return benchmarks.bench_step(arguments)
+
+
+def trace(arguments: list[str]) -> int:
+    from some_moe.commands.tracing import trace_text
+
+    return trace_text(arguments)
+
+
+def report(arguments: list[str]) -> int:
+    from some_moe.commands.reporting import write_report
+
+    return write_report(arguments)
+
+
 COMMANDS = Group(
     "SoME: a laboratory for self-organizing mixtures of experts",
     {
         "train": Command("train a model", train),
         "eval": Command("score a trained model on text", evaluate),
         "generate": Command("let a trained model write", generate),
+        "analyze": Command("look inside a run: usage, keys, movement, guilds", analyze),
+        "trace": Command("show which experts each token of a text uses", trace),
+        "report": Command("write a run, or a comparison of runs, as a page", report),
         "experiments": Group(
             "the registry: published runs, studies and baselines",
             {
                 "list": Command("list them all, by series", list_experiments),
                 "show": Command("print all about one", show_experiment),
+            },
+        ),
+        "bench": Group(
+            "how fast it is, beside what others do",
+            {
+                "layer": Command("one layer's experts against their peers", bench_layer),
+                "step": Command("a whole training step", bench_step),
             },
         ),
     },

@@ -103,37 +103,33 @@ def trace(run: "Run", text: str, layers: Sequence[int] | None = None) -> Trace:
     )
 
 
-def trace_collected(
-    collection: Collection, tokenizer: Tokenizer, *, run: str, router: str, story: int = 0, num_tokens: int = 120
-) -> Trace:
+def trace_collected(collection: Collection, tokenizer: Tokenizer, *, story: int = 0, num_tokens: int = 120) -> Trace:
     """The first tokens of a story that was analysed before: the same record, without running the model again.
 
     What the model would have guessed was not kept, so the guesses are None.
     """
-    places = np.flatnonzero(collection.story == story)
-    places = places[np.argsort(collection.position[places], kind="stable")][:num_tokens]
-    paths, weights = sort_by_gate(collection.experts[:, places], collection.gates[:, places])
+    places = np.flatnonzero(collection.story == story)[:num_tokens]
     names = name_tokens(collection.tokens[places].tolist(), tokenizer)
     nats = collection.loss[places].astype(float).tolist()
     tokens = [
         TracedToken(
-            text=names[number],
-            experts=_as_paths(paths[:, number]),
-            gates=_as_weights(weights[:, number]),
-            next_probability=math.exp(-nats[number]),
-            next_nats=nats[number],
+            text=name,
+            experts=_as_paths(collection.experts[:, place]),
+            gates=_as_weights(collection.gates[:, place]),
+            next_probability=math.exp(-loss),
+            next_nats=loss,
             guess=None,
             guess_probability=None,
         )
-        for number in range(len(places))
+        for name, place, loss in zip(names, places, nats, strict=True)
     ]
     return Trace(
-        run=run,
-        step=int(collection.meta["step"]),
-        layers=tuple(range(len(collection.experts))),
-        num_experts=int(collection.meta["num_experts"]),
-        top_k=collection.experts.shape[-1],
-        router=router,
+        run=collection.meta["run"],
+        step=collection.meta["step"],
+        layers=tuple(collection.meta["depths"]),
+        num_experts=collection.meta["num_experts"],
+        top_k=collection.meta["top_k"],
+        router=collection.meta["router"],
         tokens=tuple(tokens),
     )
 

@@ -124,8 +124,7 @@ def _format_changes(experiment: Experiment) -> list[str]:
         return [INDENT + "nothing"]
     longest = max(map(len, changed))
     return [
-        f"{INDENT}{name.ljust(longest)}  {_format_value(before[name])} → {_format_value(after[name])}"
-        for name in changed
+        f"{INDENT}{name.ljust(longest)}  {format_value(before[name])} → {format_value(after[name])}" for name in changed
     ]
 
 
@@ -138,8 +137,8 @@ def _format_config(experiment: Experiment, width: int, style: Style) -> list[str
         assumed = name in experiment.assumed
         # What is off, as it is by default, and was not a choice, need not be read.
         at_rest = not assumed and value == defaults[name] and value in (False, None, 0, [])
-        if field and name not in EXECUTION and not at_rest and _matters(name, fields):
-            rooms.setdefault(room, []).append((field, ("~" if assumed else " ") + _format_value(value)))
+        if field and name not in EXECUTION and not at_rest and matters(name, fields):
+            rooms.setdefault(room, []).append((field, ("~" if assumed else " ") + format_value(value)))
     pairs = [pair for room in rooms.values() for pair in room]
     name_width = max(len(name) for name, _ in pairs)
     lines = [
@@ -151,21 +150,21 @@ def _format_config(experiment: Experiment, width: int, style: Style) -> list[str
     return lines
 
 
-def _matters(name: str, fields: Fields) -> bool:
+def matters(name: str, fields: Fields) -> bool:
     room, _, field = name.partition(".")
     if fields["model.ffn"] != "some" and (room == "gravity" or (room == "model" and field in EXPERT_FIELDS)):
         return False
     return name not in ONLY_WHEN or bool(ONLY_WHEN[name](fields))
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
         runs = [(inner, len(list(same))) for inner, same in groupby(value)]
-        return ", ".join(f"{n} × {_format_value(v)}" if n > 1 else _format_value(v) for v, n in runs) or "none"
+        return ", ".join(f"{n} × {format_value(v)}" if n > 1 else format_value(v) for v, n in runs) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

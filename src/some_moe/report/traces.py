@@ -35,7 +35,7 @@ def format_trace(trace: Trace, *, width: int | None, style: Style) -> str:
     names = [show_token(token.text) for token in trace.tokens]
     name_width = max(map(len, [*names, "token"]))
     number_width = len(str(trace.num_experts - 1))
-    cell_width = trace.top_k * (number_width + 4) + 2 * (trace.top_k - 1)
+    cell_width = trace.top_k * (number_width + 5) + len(GAP) * (trace.top_k - 1)
     room = max(1, (width - name_width - 8) // (cell_width + 3)) if width else len(trace.layers)
     for start in range(0, len(trace.layers), room):
         places = range(start, min(start + room, len(trace.layers)))
@@ -52,10 +52,8 @@ def _format_share(token: TracedToken) -> str:
 
 
 def _format_choice(token: TracedToken, place: int, number_width: int, style: Style) -> str:
-    """The experts of one token in one layer, as "12 .71  3 .29"."""
-    return "  ".join(
-        style.paint(f"{expert:{number_width}d}", terminal_color(expert)) + " " + style.dim(f"{gate:.2f}"[-3:].rjust(3))
-        if gate < 0.995
-        else style.paint(f"{expert:{number_width}d}", terminal_color(expert)) + " " + style.dim("1.0")
+    """The experts of one token in one layer, as "12 0.71   3 0.29"."""
+    return GAP.join(
+        style.paint(f"{expert:{number_width}d}", terminal_color(expert)) + style.dim(f" {gate:.2f}")
         for expert, gate in zip(token.experts[place], token.gates[place], strict=True)
     )

@@ -1,0 +1,278 @@
+"""How much an expert tells about a token's class, and how much it would tell by chance.
+
+Shapes: L layers, N tokens, K experts a token, E experts, C classes, P shuffles.
+
+A table counts selections: each of a token's K experts counts once, whatever its gate. Routing is by content,
+so all occurrences of one word tend to go to the same experts, and shuffling single tokens would call any
+content router a specialist. Labels are therefore shuffled in the clumps in which routing comes:
+
+- *by word*: within bins of like frequency the words exchange their labels. Each block (one word in one story)
+  takes the labels of a random block of the word it exchanges with. If experts are found by word, but words
+  find them regardless of class, then the class is as far from the experts as in such a shuffle.
+- *by story*: stories exchange whole label sequences, stretched to each other's length. This keeps what place
+  in a story and the course of a story say about a label; it does not keep words together.
+
+A class that is a matter of the word (part of speech) is shuffled by word. One that depends on context (role,
+plot part) must beat both shuffles, and its p-value is the larger of the two.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+TINY_BITS = 1e-6
+TABLES_AT_ONCE = 32
+MOST_SHARES = 20_000_000  # kept of all shuffles together; large libraries keep those of fewer shuffles
+BIN_SIZE = 16  # words that exchange their labels: neighbours in frequency
+Shuffle = Callable[[np.ndarray, "Arrangement", np.random.Generator], np.ndarray]
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def index_selections(experts: np.ndarray, num_experts: int, num_classes: int) -> np.ndarray:
+    """Where each selection of `experts` (L, N, K) counts in a flat (L, E, C) table, but for its label: (L, N, K)."""
+    layers = np.arange(len(experts), dtype=np.int64)[:, None, None]
+    places: np.ndarray = (layers * num_experts + experts) * num_classes
+    return places
+
+
+def count_table(experts: np.ndarray, labels: np.ndarray, num_experts: int, num_classes: int) -> np.ndarray:
+    """Selections by layer, expert and class (L, E, C) of experts (L, N, K) for tokens with labels (N,)."""
+    places = index_selections(experts, num_experts, num_classes) + labels[:, None]
+    size = len(experts) * num_experts * num_classes
+    return np.bincount(places.ravel(), minlength=size).reshape(len(experts), num_experts, num_classes)
+
+
+def entropy_bits(counts: np.ndarray) -> np.ndarray:
+    """Entropy of the shares along the last axis; 0 where nothing was counted."""
+    shares = counts / np.maximum(counts.sum(-1, keepdims=True), 1)
+    entropy: np.ndarray = -np.where(shares > 0, shares * np.log2(np.where(shares > 0, shares, 1)), 0).sum(-1)
+    return entropy
+
+
+def mutual_information(table: np.ndarray) -> np.ndarray:
+    """Bits that expert and class share, from tables (…, E, C): (…); as found, without any correction."""
+    joint = entropy_bits(table.reshape(*table.shape[:-2], -1))
+    shared: np.ndarray = np.maximum(entropy_bits(table.sum(-1)) + entropy_bits(table.sum(-2)) - joint, 0)
+    return shared
+
+
+def class_information(table: np.ndarray) -> np.ndarray:
+    """Bits that the expert tells about "this class or not", from tables (…, E, C): (…, C)."""
+    rest = table.sum(-1, keepdims=True) - table
+    return mutual_information(np.moveaxis(np.stack((table, rest), -1), -2, -3))
+
+
+def normalized_pmi(table: np.ndarray) -> np.ndarray:
+    """Normalised pointwise mutual information (…, E, C): 1 only together, 0 independent, −1 never together."""
+    joint = table / np.maximum(table.sum((-1, -2), keepdims=True), 1)
+    apart = joint.sum(-1, keepdims=True) * joint.sum(-2, keepdims=True)
+    together = (joint > 0) & (joint < 1)
+    safe = np.where(together, joint, 0.5)
+    ratio = np.log(safe / np.where(together, apart, 1)) / -np.log(safe)
+    return np.where(together, ratio, np.where(joint >= 1, 1.0, -1.0))
+
+
+def class_shares(table: np.ndarray) -> np.ndarray:
+    """How a class's selections are spread over the experts (…, E, C); 0 for a class that never occurs."""
+    shares: np.ndarray = table / np.maximum(table.sum(-2, keepdims=True), 1)
+    return shares
+
+
+# --- shuffles ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """Where the words, blocks and stories of N tokens lie. A block is one word in one story."""
+
+    order: np.ndarray  # (N,) tokens sorted by word, then by place
+    block: np.ndarray  # (N,) each token's block
+    repeats: np.ndarray  # tokens that are not the first of their block
+    within: np.ndarray  # the place in its block of each of the repeats
+    block_start: np.ndarray  # (B,) first place of a block in `order`
+    block_length: np.ndarray  # (B,)
+    block_word: np.ndarray  # (B,) the block's word, numbered from 0
+    word_start: np.ndarray  # (W,) first block of a word
+    word_blocks: np.ndarray  # (W,) how many blocks it has
+    bins: np.ndarray  # (W,) words of like frequency share a bin
+    in_bins: np.ndarray  # (W,) words sorted by bin
+    story: np.ndarray  # (N,) each token's story, numbered from 0
+    story_start: np.ndarray  # (S,) first token of a story
+    story_length: np.ndarray  # (S,)
+    progress: np.ndarray  # (N,) how far into its story each token stands, from 0 to below 1
+
+
+def arrange(tokens: np.ndarray, story: np.ndarray) -> Arrangement:
+    """Find words and stories. tokens and story (N,); the tokens of a story stand together."""
+    _, word, counts = np.unique(tokens, return_inverse=True, return_counts=True)
+    story_start = np.flatnonzero(np.diff(story, prepend=story[0] - 1))
+    story_length = np.diff(story_start, append=len(story))
+    number = np.repeat(np.arange(len(story_start)), story_length)
+    order = np.argsort(word, kind="stable")
+    begins = (np.diff(word[order], prepend=-1) != 0) | (np.diff(number[order], prepend=-1) != 0)
+    block_start = np.flatnonzero(begins)
+    block = np.empty(len(tokens), dtype=np.int64)
+    block[order] = np.cumsum(begins) - 1
+    place = np.empty(len(tokens), dtype=np.int64)
+    place[order] = np.arange(len(tokens))
+    block_word = word[order][block_start]
+    word_start = np.searchsorted(block_word, np.arange(len(counts)))
+    rank = np.empty(len(counts), dtype=np.int64)
+    rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    # A last handful of words joins the bin before it.
+    bins = np.minimum(rank // BIN_SIZE, max(0, len(counts) // BIN_SIZE - 1))
+    within = place - block_start[block]
+    return Arrangement(
+        order=order,
+        block=block,
+        repeats=np.flatnonzero(within),
+        within=within[within > 0],
+        block_start=block_start,
+        block_length=np.diff(block_start, append=len(tokens)),
+        block_word=block_word,
+        word_start=word_start,
+        word_blocks=np.diff(word_start, append=len(block_word)),
+        bins=bins,
+        in_bins=np.argsort(bins, kind="stable"),
+        story=number,
+        story_start=story_start,
+        story_length=story_length,
+        progress=(np.arange(len(tokens)) - story_start[number]) / story_length[number],
+    )
+
+
+def shuffle_by_word(labels: np.ndarray, text: Arrangement, random: np.random.Generator) -> np.ndarray:
+    """Labels (N,) after words of like frequency have exchanged theirs, block by block."""
+    partner = np.empty(len(text.bins), dtype=np.int64)
+    partner[text.in_bins] = np.argsort(text.bins + random.random(len(text.bins)))
+    word = partner[text.block_word]
+    giver = text.word_start[word] + (random.random(len(word)) * text.word_blocks[word]).astype(np.int64)
+    place = text.block_start[giver][text.block]
+    place[text.repeats] += text.within % text.block_length[giver[text.block[text.repeats]]]
+    shuffled: np.ndarray = labels[text.order[place]]
+    return shuffled
+
+
+def shuffle_by_story(labels: np.ndarray, text: Arrangement, random: np.random.Generator) -> np.ndarray:
+    """Labels (N,) after stories have exchanged theirs whole, stretched to the length that is needed."""
+    giver = random.permutation(len(text.story_start))
+    place = (text.progress * text.story_length[giver][text.story] + 1e-6).astype(np.int64)
+    shuffled: np.ndarray = labels[place + text.story_start[giver][text.story]]
+    return shuffled
+
+
+@dataclass(frozen=True)
+class Null:
+    """What P shuffles of the labels gave."""
+
+    information: np.ndarray  # (P, L) bits
+    shares: np.ndarray | None  # (P or fewer, L, E, C) float32 class shares, where they were asked for
+
+
+def shuffle_many(
+    experts: np.ndarray,
+    labels: np.ndarray,
+    text: Arrangement,
+    shuffle: Shuffle,
+    *,
+    num_experts: int,
+    num_classes: int,
+    num_shuffles: int,
+    random: np.random.Generator,
+    keep_shares: bool = False,
+) -> Null:
+    """Shuffle the labels (N,) P times under fixed experts (L, N, K)."""
+    shape = (len(experts), num_experts, num_classes)
+    places = index_selections(experts, num_experts, num_classes)
+    information = np.empty((num_shuffles, len(experts)))
+    num_kept = min(num_shuffles, max(TABLES_AT_ONCE, MOST_SHARES // int(np.prod(shape)))) if keep_shares else 0
+    shares = np.empty((num_kept, *shape), dtype=np.float32)
+    for start in range(0, num_shuffles, TABLES_AT_ONCE):
+        part = slice(start, min(start + TABLES_AT_ONCE, num_shuffles))
+        tables = np.empty((part.stop - part.start, *shape))
+        for table in tables:
+            shuffled = shuffle(labels, text, random)
+            table[:] = np.bincount((places + shuffled[:, None]).ravel(), minlength=table.size).reshape(shape)
+        information[part] = mutual_information(tables)
+        shares[part] = class_shares(tables[: max(0, num_kept - start)])
+    return Null(information, shares if keep_shares else None)
+
+
+# --- decisions --------------------------------------------------------------------------------------------
+
+
+def rank_p_values(observed: np.ndarray, null: np.ndarray) -> np.ndarray:
+    """Share of the null (P, …) that is at least as large as observed (…), counting the observed itself."""
+    p: np.ndarray = (1 + (null >= observed).sum(0)) / (1 + len(null))
+    return p
+
+
+def standardize(observed: np.ndarray, null: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Observed (…) and null (P, …) in the null's standard deviations from its mean; 0 where it never varies."""
+    mean, deviation = null.mean(0), null.std(0, ddof=1)
+    scale = np.where(deviation > 1e-9, deviation, np.inf)
+    return (observed - mean) / scale, (null - mean) / scale
+
+
+def adjust_by_maximum(observed: Sequence[np.ndarray], nulls: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Family-wise p-values: how often the largest of many standardised statistics of a shuffle reaches each.
+
+    observed: bits (L,) for each family and shuffle; nulls: (P, L) each. Each is compared with the largest among
+    itself and all that stand out less (the step-down of Westfall and Young). Bits are compared on a logarithmic scale,
+    on which their long tails do not differ so much. Families are shuffled independently, which makes the largest
+    larger than a common shuffle would: the p-values err on the safe side.
+    """
+    heights, chances = standardize(
+        np.log(np.concatenate(observed) + TINY_BITS), np.log(np.concatenate(nulls, axis=1) + TINY_BITS)
+    )
+    order = np.argsort(-heights, kind="stable")
+    largest = np.maximum.accumulate(chances[:, order[::-1]], axis=1)[:, ::-1]
+    adjusted = np.empty(len(heights))
+    adjusted[order] = np.maximum.accumulate(rank_p_values(heights[order], largest))
+    return np.split(adjusted, np.cumsum([len(one) for one in observed])[:-1])
+
+
+def false_discovery_rates(observed: np.ndarray, null: np.ndarray) -> np.ndarray:
+    """q-values (M,) of standardised statistics (M,), given P shuffles of them (P, M).
+
+    The rule of Benjamini and Hochberg with the number of false discoveries at each height counted in the shuffles
+    instead of computed from a tail; so cells with long tails are paid for as such.
+    """
+    order = np.argsort(-observed, kind="stable")
+    heights = np.sort(null, axis=None)
+    expected = (1 + len(heights) - np.searchsorted(heights, observed[order], side="left")) / len(null)
+    rates = np.minimum(1, expected / np.arange(1, len(observed) + 1))
+    q_values = np.empty(len(observed))
+    # The rate of a cell is the lowest at which it would still be found.
+    q_values[order] = np.minimum.accumulate(rates[::-1])[::-1]
+    return q_values
+
+
+def adjust_by_holm(p_values: np.ndarray) -> np.ndarray:
+    """Family-wise p-values (M,) by the rule of Holm."""
+    order = np.argsort(p_values, kind="stable")
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(factors * p_values[order]))
+    return adjusted
+
+
+def beyond_draws(observed: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """One-sided p-values that observed (…) is one more draw of those in draws (R, …), by Student's t.
+
+    A rank among R draws could never be below 1/(R+1), and many things are tested; so draws are taken as normal.
+    """
+    from scipy.special import stdtr  # scipy.stats would take seconds to import
+
+    count = len(draws)
+    spread = np.maximum(draws.std(0, ddof=1) * np.sqrt(1 + 1 / count), 1e-12)
+    p: np.ndarray = stdtr(count - 1, (draws.mean(0) - observed) / spread)
+    return p
+
+
+def bootstrap_weights(num_stories: int, num_draws: int, random: np.random.Generator) -> np.ndarray:
+    """How often each story is drawn (R, S) when as many stories as there are are drawn with replacement."""
+    return random.multinomial(num_stories, np.full(num_stories, 1 / num_stories), size=num_draws)
