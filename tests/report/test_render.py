@@ -327,3 +327,16 @@ def test_trace_as_json_writes_a_page_only_where_one_is_asked_for(
     assert not (run / "trace.html").exists()
     assert main(["trace", str(run), "The cat", "--json", "--html", str(tmp_path / "t.html")]) == 0
     assert (tmp_path / "t.html").is_file()
+
+
+def test_guilds_older_than_the_analysis_are_said_to_be_old(tmp_path: Path) -> None:
+    folder = tmp_path / "analysis"
+    folder.mkdir()
+    (folder / "guilds.json").write_text('{"level": 0.01, "guilds": []}', encoding="utf-8")
+    (folder / "collected.safetensors").write_bytes(b"")
+    os.utime(folder / "guilds.json", (1, 1))
+    stale = read_analysis(tmp_path).guilds
+    assert stale is not None
+    assert make_guild_section(stale).blocks[0] == Notice(stale["stale"])
+    os.utime(folder / "collected.safetensors", (1, 1))
+    assert "stale" not in (read_analysis(tmp_path).guilds or {})

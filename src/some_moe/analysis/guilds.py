@@ -107,11 +107,11 @@ def analyze_guilds(
         raise ConfigError(f"the control {str(control)!r} has another tokenizer; give a run on the same data")
     result = Study(run, collection, level, seed, effort).report()
     result["control"] = None
-    if other is not None:
+    if other is not None and control is not None:
         seen = collect(
             other, rows_of(collection), split=collection.meta["split"], max_tokens=len(collection.tokens), device=device
         )
-        result["control"] = {"run": other.config.name, **Study(other, seen, level, seed, effort).report()}
+        result["control"] = {"run": control.resolve().name, **Study(other, seen, level, seed, effort).report()}
     place = Path(run_path) / "analysis" / "guilds.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     write_whole(place, json.dumps(result, indent=1, allow_nan=False))

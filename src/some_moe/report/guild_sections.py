@@ -27,7 +27,8 @@ def make_guild_section(found: Record | None) -> Section:
     if found is None:
         return Section("Guilds", [Notice("Guilds were not looked for; `some analyze RUN` does it.")])
     guilds: list[Record] = found.get("guilds") or []
-    blocks: list[Block] = [Text(_introduce(found)), *_count_survivors(found), *_show_guilds(guilds)]
+    blocks: list[Block] = [Notice(found["stale"])] if found.get("stale") else []
+    blocks += [Text(_introduce(found)), *_count_survivors(found), *_show_guilds(guilds)]
     if found.get("families"):
         blocks.append(_family_table(found))
     if (found.get("depth") or {}).get("statement"):

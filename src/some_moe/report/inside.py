@@ -58,9 +58,22 @@ def read_analysis(run: Path) -> Analysis:
     return Analysis(
         folder=folder,
         record=_read_json(folder / "analysis.json") or {},
-        guilds=_read_json(folder / "guilds.json"),
+        guilds=_read_guilds(folder),
         collection=collection,
     )
+
+
+def _read_guilds(folder: Path) -> dict[str, Any] | None:
+    """The guilds, with a note where they belong to an earlier analysis (`some analyze --no-guilds` leaves them)."""
+    found = _read_json(folder / "guilds.json")
+    collected = folder / "collected.safetensors"
+    if found is None or not collected.is_file():
+        return found
+    if (folder / "guilds.json").stat().st_mtime < collected.stat().st_mtime:
+        return found | {
+            "stale": "These guilds are of an earlier analysis than the figures above; `some analyze RUN` renews them."
+        }
+    return found
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
