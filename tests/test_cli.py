@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -186,12 +186,13 @@ def test_listings_import_nothing_heavy(arguments: list[str]) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["experiments", "list"], ["experiments", "show", "A1"]])
 def test_listings_answer_in_under_half_a_second(arguments: list[str]) -> None:
     def measure_seconds() -> float:
-        start = time.perf_counter()
+        """Processor time of the command: on a quiet machine that is its time, and on a busy one it stays the same."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert run_python("-m", "some_moe", *arguments).returncode == 0
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    # The best of three, for a busy machine is no fault of ours.
-    assert any(measure_seconds() < 0.5 for _ in range(3))
+    assert min(measure_seconds() for _ in range(3)) < 0.5
 
 
 @pytest.mark.parametrize("module", ["some_moe", "some_moe.cli"])
