@@ -1,5 +1,6 @@
 """The Triton path equals the float64 reference, norm-wise: output, dX and gate gradient."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -77,6 +78,34 @@ def test_the_same_bits_every_time() -> None:
     arguments: Any = (x, experts, torch.rand(500, 2, device="cuda"), weights, torch.randn(500, 64, device="cuda"))
     for left, right in zip(run("triton", *arguments), run("triton", *arguments), strict=True):
         assert torch.equal(left, right)
+
+
+def test_compiled_code_computes_the_same_bits() -> None:
+    from some_moe.kernels import fused
+
+    torch.manual_seed(3)
+    weights, experts = draw(8, 64, 128, torch.bfloat16), choose(300, 8, 2)
+    x = torch.randn(300, 64, device="cuda").bfloat16().requires_grad_()
+    gates, back = torch.rand(300, 2, device="cuda", requires_grad=True), torch.randn(300, 64, device="cuda").bfloat16()
+    found = []
+    for mix in (fused.mix_experts, torch.compile(fused.mix_experts, fullgraph=True, backend="aot_eager")):
+        y = mix(x, experts, gates, weights)
+        found.append([y.detach(), *torch.autograd.grad(y, (x, gates), back)])
+    for left, right in zip(*found, strict=True):
+        assert torch.equal(left, right)
+
+
+def test_what_is_known_of_weights_is_forgotten_with_them() -> None:
+    from some_moe.kernels import fused
+
+    gc.collect()
+    before, weights = len(fused._DESCRIPTORS), draw(8, 64, 128, torch.bfloat16)
+    x = torch.randn(300, 64, device="cuda").bfloat16()
+    for _ in range(2):
+        fused.mix_experts(x, choose(300, 8, 2), torch.rand(300, 2, device="cuda"), weights)
+    assert len(fused._DESCRIPTORS) == before + 2
+    del weights
+    assert len(fused._DESCRIPTORS) == before
 
 
 def test_nearest_chooses_as_float64_does() -> None:

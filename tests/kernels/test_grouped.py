@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from some_moe.kernels import ExpertWeights, LoraWeights, choose_kernel
+from some_moe.kernels.grouped import MixRows
 from some_moe.kernels.tables import sort_slots
 
 from .test_parity import KINDS, make_weights, run, trained_tensors
@@ -36,6 +37,21 @@ def test_grouped_equals_the_reference(kind: str, n: int, e: int, k: int) -> None
     assert len(found) == 3 + len(trained_tensors(weights))
     for left, right in zip(found, expected, strict=True):
         assert (left.double() - right).norm() <= TOLERANCE * right.norm()
+
+
+def test_float32_gates_weigh_bfloat16_rows_unrounded() -> None:
+    torch.manual_seed(0)
+    slots = sort_slots(torch.rand(20, 5).topk(3).indices, 5)
+    rows, grad = torch.randn(60, 16).bfloat16().requires_grad_(), torch.randn(20, 16).bfloat16()
+    gates = torch.rand(20, 3, requires_grad=True)
+    y = MixRows.apply(rows, gates, slots.order, slots.order.argsort())  # type: ignore[no-untyped-call]
+    grad_rows, grad_gates = torch.autograd.grad(y, (rows, gates), grad)
+    token, gate = slots.order // 3, gates.detach().flatten()[slots.order][:, None]
+    back = grad[token].float()
+    exact = torch.zeros(20, 16).index_add_(0, token, gate * rows.detach().float())
+    assert torch.allclose(y.float(), exact, rtol=2**-8, atol=1e-6)
+    assert torch.equal(grad_rows, (gate * back).bfloat16())
+    assert torch.allclose(grad_gates.flatten()[slots.order], (rows.detach().float() * back).sum(1), atol=1e-5)
 
 
 def test_slots_are_sorted_stably_and_ends_count_them() -> None:

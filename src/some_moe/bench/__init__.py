@@ -1,4 +1,5 @@
 """Benchmarks: one layer's experts against their peers, and a whole training step.
 
-shapes → problem → variants (ours and `peers`) → checks → timing → layer; step and profile for the whole step.
+shapes → problem → variants (ours and `peers`) → checks → recording → timing → layer; and for the whole step, step and
+profile.
 """

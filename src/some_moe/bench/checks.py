@@ -28,7 +28,8 @@ def gradients(mix: object, problem: Problem, wanted: Sequence[Tensor]) -> tuple[
     """Output and the gradients of `wanted` for the problem's grad_y."""
     assert callable(mix)
     y: Tensor = mix(problem.x, problem.experts, problem.gates)
-    return y, list(torch.autograd.grad(y, wanted, problem.grad_y))
+    # Detached, so that the autograd graph ends here: no recording survives one that is kept.
+    return y.detach(), list(torch.autograd.grad(y, wanted, problem.grad_y))
 
 
 class Judge:
@@ -72,6 +73,11 @@ class Judge:
             error = relative_error(grads[name][expert], expected)
             found[f"grad_{name}"] = max(error, found.get(f"grad_{name}", 0.0))
         return found
+
+    def complain(self, errors: Mapping[str, float]) -> str:
+        """What is wrong with such errors; nothing where they are as small as they must be."""
+        worst, limit = max(errors.values()), TOLERANCE[self.problem.x.dtype]
+        return f"relative error {worst:.1e}, more than {limit:.0e}" if worst > limit else ""
 
 
 def _reference(problem: Problem, weights: ExpertWeights, wanted: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

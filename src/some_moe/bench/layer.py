@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from some_moe.bench.checks import TOLERANCE, Judge
+from some_moe.bench.checks import Judge
 from some_moe.bench.peers import Mix, UnavailableError
 from some_moe.bench.problem import SKEWED_GINI, Problem, make_problem, make_weights, reachable_gini, trained_tensors
+from some_moe.bench.recording import UnrecordableError, record
 from some_moe.bench.shapes import Chip, LayerShape, find_chip, layer_bytes, layer_flops
-from some_moe.bench.timing import Clock, Task, time_in_turns
+from some_moe.bench.timing import Clock, Task, Timing, time_in_turns
 from some_moe.bench.variants import Variant
 from some_moe.kernels import ExpertWeights
 from some_moe.metrics.usage import count_selections, summarize_usage
@@ -36,7 +37,8 @@ class LayerSettings:
     which: str = "both"  # the pass: forward, backward, or both in one
     trainability: str = "frozen"
     lora_rank: int = 8
-    seconds: float = 1.0  # of timing for each variant and case
+    launch: str = "eager"  # eager: from Python; recorded: replayed, on a GPU, where that is possible; or both
+    seconds: float = 1.0  # of timing for each variant, launch and case
     seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,6 +83,7 @@ def describe_case(shape: LayerShape, tokens: int, routing: str, settings: LayerS
         "routing": routing,
         "pass": settings.which,
         "trainability": settings.trainability,
+        "launch": settings.launch,
         "flops": layer_flops(shape, tokens, settings.which, settings.trainability, settings.lora_rank),
     }
 
@@ -115,26 +118,27 @@ class Contender:
         if which == "forward":
             with torch.no_grad():
                 return self.mix(problem.x, problem.experts, problem.gates), {}
-        y = self.mix(problem.x, problem.experts, problem.gates)
-        return y, self.backward(y, problem)
+        return self.backward(self.mix(problem.x, problem.experts, problem.gates), problem)
 
-    def backward(self, y: Tensor, problem: Problem) -> dict[str, Tensor]:
+    def backward(self, y: Tensor, problem: Problem) -> tuple[Tensor, dict[str, Tensor]]:
         wanted = {"x": problem.x, "gates": problem.gates, **self.trained()}
         if not self.variant.same_function:
             del wanted["gates"]  # a dense network has none
-        return dict(zip(wanted, torch.autograd.grad(y, list(wanted.values()), problem.grad_y), strict=True))
+        grads = torch.autograd.grad(y, list(wanted.values()), problem.grad_y)
+        return y.detach(), dict(zip(wanted, grads, strict=True))
 
     def task(self, problem: Problem, which: str) -> Task:
-        """What is timed: the whole pass, or the backward alone of a forward made just before."""
+        """What is timed: the whole pass, or the backward alone of a forward made just before. It returns as `run`."""
         if which != "backward":
             return Task(lambda: self.run(problem, which))
         outputs: list[Tensor] = []
 
         def forward() -> None:
             assert self.mix is not None
-            outputs[:] = [self.mix(problem.x, problem.experts, problem.gates)]
+            outputs.append(self.mix(problem.x, problem.experts, problem.gates))
 
-        return Task(lambda: self.backward(outputs[0], problem), before=forward)
+        # Taken out, so that no autograd graph outlives its call: recordings would stumble over it.
+        return Task(lambda: self.backward(outputs.pop(), problem), before=forward)
 
 
 def run_case(
@@ -147,34 +151,40 @@ def run_case(
     clock: Clock,
 ) -> dict[str, Any]:
     """Check and time every contender on one problem."""
-    record = describe_case(shape, tokens, routing, settings)
+    case = describe_case(shape, tokens, routing, settings)
     dtype = compute_dtype(clock.device)
     try:
         problem = make_problem(shape, tokens, routing, clock.device, dtype, settings.seed)
         judge = Judge(problem, weights, with_gradients=settings.which != "forward")
     except RuntimeError as error:
-        return record | {"failure": _describe_memory_error(error), "rows": []}
+        return case | {"failure": _describe_memory_error(error), "rows": []}
     usage = summarize_usage(count_selections(problem.experts, shape.num_experts))
     target = 0.0 if routing == "balanced" else reachable_gini(shape.num_experts, shape.top_k, SKEWED_GINI)
     rows: dict[str, dict[str, Any]] = {}
-    tasks: dict[str, Task] = {}
+    tasks: dict[tuple[str, str], Task] = {}
     for contender in contenders:
         name = contender.variant.name
-        rows[name] = prepare(contender, problem, judge, settings.which, clock)
-        if rows[name]["status"] == "ok":
-            tasks[name] = contender.task(problem, settings.which)
+        row = rows[name] = prepare(contender, problem, judge, settings.which, clock)
+        if row["status"] == "ok":
+            task = contender.task(problem, settings.which)
+            replays = None if settings.launch == "eager" else record_variant(row, task, judge, clock)
+            if replays is not None:
+                tasks[name, "recorded"] = replays
+            if replays is None or settings.launch == "both":
+                tasks[name, "eager"] = task
     chip = find_chip(describe_device(clock.device))
-    for name, timing in _time(clock, tasks, settings.seconds, rows).items():
-        rows[name] |= asdict(timing) | rate(record["flops"], timing.ms, chip)
-    compare_with_peers(rows.values())
+    timings = _time(clock, tasks, settings.seconds, rows)
+    for name, row in rows.items():
+        row |= describe_times(timings.get((name, "recorded")), timings.get((name, "eager")), case["flops"], chip)
+    compare_with_peers(list(rows.values()))
     num_bytes = layer_bytes(
         shape, tokens, settings.which, settings.trainability, int(usage["experts_used"]), dtype.itemsize
     )
-    return record | {
+    return case | {
         "dtype": str(dtype).removeprefix("torch."),
         "usage": {**usage, "target_gini": target},
         "bytes": num_bytes,
-        "roofline": roofline(record["flops"], num_bytes, chip),
+        "roofline": roofline(case["flops"], num_bytes, chip),
         "failure": None,
         "rows": list(rows.values()),
     }
@@ -189,6 +199,8 @@ def prepare(contender: Contender, problem: Problem, judge: Judge, which: str, cl
         "same_function": variant.same_function,
         "compiled": variant.compiled,
         "compile_seconds": None,
+        "recorded": False,
+        "not_recorded": "",
         "errors": {},
         "peak_bytes": None,
     }
@@ -201,15 +213,31 @@ def prepare(contender: Contender, problem: Problem, judge: Judge, which: str, cl
             row["peak_bytes"], (y, grads) = measure_memory(clock, contender, problem, which)
             if variant.same_function:
                 row["errors"] = judge.errors(y, grads)
-                limit = TOLERANCE[problem.x.dtype]
-                worst = max(row["errors"].values())
-                if worst > limit:
+                if complaint := judge.complain(row["errors"]):
                     # Wrong here need not mean wrong on the next routing, so only this row is marked.
-                    return row | {"status": "wrong", "reason": f"relative error {worst:.1e}, more than {limit:.0e}"}
+                    return row | {"status": "wrong", "reason": complaint}
         except Exception as error:  # a peer may fail in any way; the others are measured all the same
             contender.fail(*_describe_failure(error))
             _free_memory()
     return row | {"status": contender.status, "reason": contender.reason}
+
+
+def record_variant(row: dict[str, Any], task: Task, judge: Judge, clock: Clock) -> Task | None:
+    """The replays of a task, checked like the call itself; or None, and the row says why."""
+    try:
+        replays, (y, grads) = record(task, clock.device)
+    except UnrecordableError as error:
+        row["not_recorded"] = str(error)
+        return None
+    if replays.before is not None:
+        replays.before()
+    replays.timed()
+    clock.synchronize()
+    if row["same_function"] and (complaint := judge.complain(judge.errors(y, grads))):
+        row["not_recorded"] = f"its replay is wrong: {complaint}"
+        return None
+    row["recorded"] = True
+    return replays
 
 
 @contextmanager
@@ -240,14 +268,29 @@ def measure_memory(
     return torch.cuda.max_memory_allocated(clock.device) - before, result
 
 
-def _time(clock: Clock, tasks: Mapping[str, Task], seconds: float, rows: Mapping[str, dict[str, Any]]) -> Any:
+def _time(
+    clock: Clock, tasks: Mapping[tuple[str, str], Task], seconds: float, rows: Mapping[str, dict[str, Any]]
+) -> dict[tuple[str, str], Timing]:
     """Time all tasks; should the memory end meanwhile, the rows say so instead of the run dying."""
     try:
         return time_in_turns(clock, tasks, seconds)
     except RuntimeError as error:
-        for name in tasks:
+        for name, _ in tasks:
             rows[name]["status"], rows[name]["reason"] = _describe_failure(error)
         return {}
+
+
+def describe_times(recorded: Timing | None, eager: Timing | None, flops: int, chip: Chip | None) -> dict[str, Any]:
+    """A row's times: `ms` and its quartiles are the recording's where there is one, and else the eager call's."""
+    first = recorded or eager
+    if first is None:
+        return {}
+    return {
+        **asdict(first),
+        "ms_recorded": None if recorded is None else recorded.ms,
+        "ms_eager": None if eager is None else eager.ms,
+        **rate(flops, first.ms, chip),
+    }
 
 
 def rate(flops: int, ms: float, chip: Chip | None) -> dict[str, float | None]:
@@ -263,12 +306,17 @@ def roofline(flops: int, num_bytes: int, chip: Chip | None) -> dict[str, float] 
     return {"flops_ms": flops_ms, "bytes_ms": bytes_ms, "ms": max(flops_ms, bytes_ms)}
 
 
-def compare_with_peers(rows: Any) -> None:
-    """Add to each timed row how many times as fast as the fastest peer it is."""
+def compare_with_peers(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to each timed row how many times as fast as the fastest peer it is, of calls launched in the same way.
+
+    The first comparison is of recordings, and where there are none, of eager calls.
+    """
     timed = [row for row in rows if "ms" in row]
-    peers = [row["ms"] for row in timed if row["same_function"] and not row["is_ours"]]
-    for row in timed:
-        row["speed_to_fastest_peer"] = min(peers) / row["ms"] if peers else None
+    first = "ms_recorded" if any(row["ms_recorded"] for row in timed) else "ms_eager"
+    for speed, ms in (("speed_to_fastest_peer", first), ("eager_speed_to_fastest_peer", "ms_eager")):
+        peers = [row[ms] for row in timed if row[ms] and row["same_function"] and not row["is_ours"]]
+        for row in timed:
+            row[speed] = min(peers) / row[ms] if peers and row[ms] else None
 
 
 def _describe_failure(error: Exception) -> tuple[str, str]:

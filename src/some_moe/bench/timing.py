@@ -5,18 +5,21 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 FLUSH_BYTES = 256 << 20  # several times any chip's L2 cache
 MOST_REPEATS = 2000
 
+Name = TypeVar("Name")
+
 
 @dataclass(frozen=True)
 class Task:
     """What is timed, and what must happen before each time, untimed."""
 
-    timed: Callable[[], object]
+    timed: Callable[[], Any]
     before: Callable[[], object] | None = None
 
 
@@ -83,12 +86,12 @@ class Clock:
 
 
 def time_in_turns(
-    clock: Clock, tasks: Mapping[str, Task], seconds: float, *, rounds: int = 5, least: int = 3
-) -> dict[str, Timing]:
+    clock: Clock, tasks: Mapping[Name, Task], seconds: float, *, rounds: int = 5, least: int = 3
+) -> dict[Name, Timing]:
     """Time every task for about `seconds`, in rounds in which each has its turn: drifting clocks hit all alike."""
     estimates = {name: statistics.median(clock.measure(task, 3)) for name, task in tasks.items()}
     repeats = {name: min(MOST_REPEATS, max(least, round(1e3 * seconds / ms))) for name, ms in estimates.items()}
-    times: dict[str, list[float]] = {name: [] for name in tasks}
+    times: dict[Name, list[float]] = {name: [] for name in tasks}
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

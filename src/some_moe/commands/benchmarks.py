@@ -37,8 +37,13 @@ def bench_layer(arguments: list[str]) -> int:
         help="time compiled forms too: of the peers (default on a GPU), of all (--compile alone), or none (on a CPU)",
     )
     parser.add_argument("--no-compile", action="store_const", const="none", dest="compile", help="--compile none")
+    parser.add_argument(
+        "--launch",
+        choices=("recorded", "eager", "both"),
+        help="time replays of a recording (a CUDA graph), calls launched from Python, or both (GPU: both; CPU: eager)",
+    )
     parser.add_argument("--variants", metavar="A,B", help="time these alone, e.g. some triton,transformers-grouped")
-    parser.add_argument("--seconds", type=float, metavar="S", help="timing for each variant and case (1)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="timing for each variant, launch and case (1)")
     parser.add_argument("--quick", action="store_true", help=f"--seconds {QUICK_SECONDS}")
     _add_common(parser)
     options = parser.parse(arguments)
@@ -63,6 +68,7 @@ def bench_layer(arguments: list[str]) -> int:
         which=options.which,
         trainability=options.trainability,
         lora_rank=_at_least(1, options.lora_rank, "--lora-rank"),
+        launch=_read_launch(options.launch, on_gpu),
         seconds=_read_seconds(options.seconds, options.quick),
     )
     compiled = options.compile or ("peers" if on_gpu else "none")
@@ -167,6 +173,14 @@ def _read_seconds(seconds: float | None, quick: bool) -> float:
     if not 0 < seconds <= 600:
         raise UsageError(f"--seconds {seconds} is out of range; use more than 0 and at most 600")
     return seconds
+
+
+def _read_launch(launch: str | None, on_gpu: bool) -> str:
+    if launch is None:
+        return "both" if on_gpu else "eager"
+    if launch != "eager" and not on_gpu:
+        raise UsageError(f"--launch {launch} needs a CUDA GPU; leave it out, or use --launch eager")
+    return launch
 
 
 def _at_least(least: int, value: int, flag: str) -> int:

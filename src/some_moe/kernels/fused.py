@@ -6,12 +6,14 @@ gradient of a weight: `down_backward_kernel` (product, GELU′ and gate in its e
 → `mix_backward_kernel`. Only the pre-activations and the sorted order are kept for it. bf16 in, fp32 sums.
 """
 
+import weakref
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from some_moe.kernels import fused_kernels as kernels
@@ -76,6 +78,7 @@ def choose_plan(dtype: torch.dtype, num_slots: int, num_experts: int) -> Plan:
     return _LARGE if rows >= 512 else _SMALL if rows >= 96 else _TINY
 
 
+@lru_cache(maxsize=256)
 def fit(blocks: Blocks, width: int) -> Blocks:
     """Narrow the columns of a block until they divide the width, down to 64: a cut block costs a whole one."""
     n = blocks.n
@@ -84,17 +87,26 @@ def fit(blocks: Blocks, width: int) -> Blocks:
     return replace(blocks, n=n)
 
 
+def ceil_div(total: int, size: int) -> int:
+    return -(-total // size)
+
+
+def pad_to_power(size: int) -> int:
+    """The next power of two."""
+    return 1 << (size - 1).bit_length()
+
+
 Tiles = tuple[Tensor, Tensor, Tensor]
 
 
 def _make_tiles(ends: Tensor, num_slots: int, m: int) -> Tiles:
     """The expert (or −1), the first sorted slot and the end of each of at most S/m + E tiles, int32."""
     num_experts = len(ends)
-    num_tiles = triton.cdiv(num_slots, m) + num_experts
+    num_tiles = ceil_div(num_slots, m) + num_experts
     expert, first, end = ends.new_empty(3, num_tiles).unbind()
-    padded = triton.next_power_of_2(num_experts)
+    padded = pad_to_power(num_experts)
     block = max(1, min(32, 16384 // padded))
-    kernels.tile_kernel[(triton.cdiv(num_tiles, block),)](
+    kernels.tile_kernel[(ceil_div(num_tiles, block),)](
         ends, expert, first, end, num_experts, num_tiles, E=padded, BM=m, BT=block
     )
     return expert, first, end
@@ -105,9 +117,23 @@ def _describe(tensor: Tensor, rows: int, columns: int) -> Any:
     return TensorDescriptor.from_tensor(tensor.view(-1, tensor.shape[-1]), [rows, columns])
 
 
+_DESCRIPTORS: dict[tuple[Any, ...], Any] = {}
+
+
+def _describe_stack(stack: Tensor, rows: int, columns: int) -> Any:
+    """The same for frozen weights, which stay where they are: described once, and forgotten when they are freed."""
+    key = stack.data_ptr(), stack.shape, stack.dtype, rows, columns
+    found = _DESCRIPTORS.get(key)
+    if found is None:
+        # `.data` is the same memory and no view of `stack`, which would keep alive the tensor whose end it awaits.
+        found = _DESCRIPTORS[key] = _describe(stack.data, rows, columns)
+        weakref.finalize(stack, _DESCRIPTORS.pop, key, None)
+    return found
+
+
 def _launch(kernel: Any, blocks: Blocks, width: int, *arguments: Any, tiles: Tiles, **sizes: Any) -> None:
     """Launch one of the four matrix kernels over `width` columns."""
-    kernel[(triton.cdiv(width, blocks.n), len(tiles[0]))](
+    kernel[(ceil_div(width, blocks.n), len(tiles[0]))](
         *arguments, *tiles, **sizes, BM=blocks.m, BN=blocks.n, BK=blocks.k,
         num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
     )  # fmt: skip
@@ -120,12 +146,11 @@ def _precision(dtype: torch.dtype) -> str:
 
 def _token_block(d: int) -> tuple[int, int]:
     """(tokens, padded width) of a program of the two mixing kernels."""
-    padded = triton.next_power_of_2(d)
+    padded = pad_to_power(d)
     return max(1, 2048 // padded), padded
 
 
-@torch.library.custom_op("some_moe::frozen_experts", mutates_args=())
-def frozen_experts(
+def run_forward(
     x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y (N, D), and for the backward pass: pre (S, F), order (S,), ends (E,)."""
@@ -138,19 +163,76 @@ def frozen_experts(
     pre, hidden = x.new_empty(slots, f), x.new_empty(slots, f)
     blocks = fit(plan.up, f)
     tiles = _make_tiles(table.ends, slots, blocks.m)
-    weights = _describe(up, blocks.n, blocks.k)
+    weights = _describe_stack(up, blocks.n, blocks.k)
     _launch(kernels.up_kernel, blocks, f, x, table.order, weights, up_bias, pre, hidden, tiles=tiles, K=top_k, **sizes)
     rows = x.new_empty(slots, d)
     blocks = fit(plan.down, d)
     tiles = tiles if blocks.m == plan.up.m else _make_tiles(table.ends, slots, blocks.m)
-    weights, source = _describe(down, blocks.n, blocks.k), _describe(hidden, blocks.m, blocks.k)
+    weights, source = _describe_stack(down, blocks.n, blocks.k), _describe(hidden, blocks.m, blocks.k)
     _launch(kernels.down_kernel, blocks, d, source, table.order, weights, down_bias, rows, tiles=tiles, **sizes)
     y = torch.empty_like(x)
     block, padded = _token_block(d)
-    kernels.mix_kernel[(triton.cdiv(num_tokens, block),)](
-        rows, gates, y, num_tokens, K=top_k, D=d, BLOCK=block, BD=padded
-    )
+    kernels.mix_kernel[(ceil_div(num_tokens, block),)](rows, gates, y, num_tokens, K=top_k, D=d, BLOCK=block, BD=padded)
     return y, pre, table.order, table.ends
+
+
+def run_backward(
+    grad_y: Tensor, experts: Tensor, gates: Tensor, pre: Tensor, order: Tensor, ends: Tensor,
+    up: Tensor, down: Tensor, down_bias: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of x (N, D) and of the gates (N, K)."""
+    num_tokens, top_k = experts.shape
+    num_experts, f, d = up.shape
+    slots = num_tokens * top_k
+    plan = choose_plan(grad_y.dtype, slots, num_experts)
+    sizes: dict[str, Any] = {"D": d, "F": f, "PRECISION": _precision(pre.dtype)}
+    blocks = fit(plan.down_backward, f)
+    tiles = _make_tiles(ends, slots, blocks.m)
+    parts = ceil_div(f, blocks.n)
+    grad_pre = torch.empty_like(pre)
+    partial = torch.empty(slots, parts, dtype=torch.float32, device=pre.device)
+    weights = _describe_stack(down, blocks.k, blocks.n)
+    _launch(kernels.down_backward_kernel, blocks, f,
+            grad_y, order, gates, weights, pre, grad_pre, partial, tiles=tiles, K=top_k, **sizes)  # fmt: skip
+    grad_rows = grad_y.new_empty(slots, d)
+    blocks = fit(plan.up_backward, d)
+    tiles = tiles if blocks.m == plan.down_backward.m else _make_tiles(ends, slots, blocks.m)
+    weights, source = _describe_stack(up, blocks.k, blocks.n), _describe(grad_pre, blocks.m, blocks.k)
+    _launch(kernels.up_backward_kernel, blocks, d, source, order, weights, grad_rows, tiles=tiles, **sizes)
+    grad_x, grad_gates = torch.empty_like(grad_y), torch.empty_like(gates)
+    block, padded = _token_block(d)
+    kernels.mix_backward_kernel[(ceil_div(num_tokens, block),)](
+        grad_rows, partial, grad_y, experts, down_bias, grad_x, grad_gates, num_tokens,
+        K=top_k, D=d, PARTS=parts, PARTS_PADDED=pad_to_power(parts), BLOCK=block, BD=padded,
+    )  # fmt: skip
+    return grad_x, grad_gates
+
+
+class FrozenExperts(torch.autograd.Function):
+    """Both passes, called directly: what a custom op checks at every call, only compiled code needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, experts: Tensor, gates: Tensor, *stacks: Tensor) -> Tensor:
+        up, _, down, down_bias = stacks
+        y, pre, order, ends = run_forward(x, experts, gates, *stacks)
+        ctx.save_for_backward(experts, gates, pre, order, ends, up, down, down_bias)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_gates = run_backward(grads[0].contiguous(), *ctx.saved_tensors)
+        return grad_x, None, grad_gates, None, None, None, None
+
+
+# --- the same as operations that a compiler takes as they are --------------------------------------------
+
+
+@torch.library.custom_op("some_moe::frozen_experts", mutates_args=())
+def frozen_experts(
+    x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return run_forward(x, experts, gates, up, up_bias, down, down_bias)
 
 
 @frozen_experts.register_fake
@@ -165,32 +247,7 @@ def frozen_experts_backward(
     grad_y: Tensor, experts: Tensor, gates: Tensor, pre: Tensor, order: Tensor, ends: Tensor,
     up: Tensor, down: Tensor, down_bias: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of x (N, D) and of the gates (N, K)."""
-    num_tokens, top_k = experts.shape
-    num_experts, f, d = up.shape
-    slots = num_tokens * top_k
-    plan = choose_plan(grad_y.dtype, slots, num_experts)
-    sizes: dict[str, Any] = {"D": d, "F": f, "PRECISION": _precision(pre.dtype)}
-    blocks = fit(plan.down_backward, f)
-    tiles = _make_tiles(ends, slots, blocks.m)
-    parts = triton.cdiv(f, blocks.n)
-    grad_pre = torch.empty_like(pre)
-    partial = torch.empty(slots, parts, dtype=torch.float32, device=pre.device)
-    weights = _describe(down, blocks.k, blocks.n)
-    _launch(kernels.down_backward_kernel, blocks, f,
-            grad_y, order, gates, weights, pre, grad_pre, partial, tiles=tiles, K=top_k, **sizes)  # fmt: skip
-    grad_rows = grad_y.new_empty(slots, d)
-    blocks = fit(plan.up_backward, d)
-    tiles = tiles if blocks.m == plan.down_backward.m else _make_tiles(ends, slots, blocks.m)
-    weights, source = _describe(up, blocks.k, blocks.n), _describe(grad_pre, blocks.m, blocks.k)
-    _launch(kernels.up_backward_kernel, blocks, d, source, order, weights, grad_rows, tiles=tiles, **sizes)
-    grad_x, grad_gates = torch.empty_like(grad_y), torch.empty_like(gates)
-    block, padded = _token_block(d)
-    kernels.mix_backward_kernel[(triton.cdiv(num_tokens, block),)](
-        grad_rows, partial, grad_y, experts, down_bias, grad_x, grad_gates, num_tokens,
-        K=top_k, D=d, PARTS=parts, PARTS_PADDED=triton.next_power_of_2(parts), BLOCK=block, BD=padded,
-    )  # fmt: skip
-    return grad_x, grad_gates
+    return run_backward(grad_y, experts, gates, pre, order, ends, up, down, down_bias)
 
 
 @frozen_experts_backward.register_fake
@@ -225,5 +282,9 @@ def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeight
     assert weights.down is not None
     assert weights.down_bias is not None
     stacks = weights.up, weights.up_bias, weights.down, weights.down_bias
-    y: Tensor = frozen_experts(x.contiguous(), experts.contiguous(), gates.contiguous(), *stacks)[0]
+    inputs = x.contiguous(), experts.contiguous(), gates.contiguous(), *stacks
+    if torch.compiler.is_compiling():
+        compiled: Tensor = frozen_experts(*inputs)[0]
+        return compiled
+    y: Tensor = FrozenExperts.apply(*inputs)  # type: ignore[no-untyped-call]
     return y

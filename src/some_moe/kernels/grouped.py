@@ -22,7 +22,7 @@ class AddPerExpert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, bias: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(ends)
-        return rows + bias[expert]
+        return bias[expert].add_(rows)  # the gathered rows are new: no third tensor of S rows for the sum
 
     @staticmethod
     @once_differentiable
@@ -39,13 +39,19 @@ def sum_per_expert(rows: Tensor, ends: Tensor) -> Tensor:
 
 
 class MixRows(torch.autograd.Function):
-    """y (N, W) = Σ_k gate · rows[place]: sorted rows (S, W) gathered by token, so that nothing is scattered."""
+    """y (N, W) = Σ_k gate · rows[place]: sorted rows (S, W) gathered by token, so that nothing is scattered.
+
+    One k after the other: a compiler makes one kernel of it, and without one there is no float32 copy of S rows.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gates: Tensor, order: Tensor, place: Tensor) -> Tensor:
         ctx.save_for_backward(rows, gates, order, place)
-        num_tokens, top_k = gates.shape
-        y = (gates[..., None] * rows[place].view(num_tokens, top_k, -1).float()).sum(1)
+        columns = gates.float()[..., None].unbind(1)  # K of (N, 1)
+        places = place.view(gates.shape).unbind(1)
+        y: Tensor = columns[0] * rows[places[0]]
+        for gate, at in zip(columns[1:], places[1:], strict=True):
+            y.addcmul_(rows[at], gate)
         return y.to(rows.dtype)
 
     @staticmethod
@@ -53,10 +59,10 @@ class MixRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         rows, gates, order, place = ctx.saved_tensors
         (grad,) = grads
-        top_k = gates.shape[1]
-        back = grad[order // top_k]
-        grad_gates = (rows.float() * back.float()).sum(-1)[place].view(gates.shape)
-        return gates.reshape(-1)[order][:, None].to(back.dtype) * back, grad_gates.to(gates.dtype), None, None
+        wide = grad.float()
+        grad_gates = torch.stack([(rows[at] * wide).sum(-1) for at in place.view(gates.shape).unbind(1)], dim=1)
+        grad_rows = grad[order // gates.shape[1]].mul_(gates.reshape(-1)[order][:, None])
+        return grad_rows, grad_gates.to(gates.dtype), None, None
 
 
 class GatherRows(torch.autograd.Function):

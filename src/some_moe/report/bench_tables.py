@@ -8,6 +8,8 @@ from some_moe.report.layout import Column, Style, format_table
 MIB = 1 << 20
 GIB = 1 << 30
 PASSES = {"forward": "forward", "backward": "backward alone", "both": "forward and backward"}
+RECORDED = "ms: recorded once as a CUDA graph and replayed, as training replays its steps"
+LAUNCHED = {"recorded": RECORDED, "both": f"{RECORDED}; eager ms: launched from Python"}
 
 Row = dict[str, Any]
 Table = tuple[list[Column], list[list[str]]]
@@ -49,27 +51,46 @@ def _rate(row: Row) -> str:
 def _milliseconds(row: Row) -> str:
     if row["status"] != "ok":
         return "WRONG" if row["status"] == "wrong" else row["status"]
-    return f"{row['ms']:.3f}"
+    return "–" if row["not_recorded"] else f"{row['ms']:.3f}"
+
+
+def _comparable(say: Callable[[Row], str]) -> Callable[[Row], str]:
+    """Say nothing of a row that could not be recorded where others were: its numbers are of another kind."""
+    return lambda row: "" if row["not_recorded"] else say(row)
+
+
+def _beside_recordings(say: Callable[[Row], str]) -> Callable[[Row], str]:
+    """Say it where recordings were asked for; where all is eager, the first columns have it already."""
+    return lambda row: say(row) if row["recorded"] or row["not_recorded"] else ""
 
 
 def _note(row: Row) -> str:
     if row["reason"]:
         return str(row["reason"])
+    if row["not_recorded"]:
+        return f"not recorded: {row['not_recorded']}"
     return "" if row["same_function"] else "the ceiling: as many operations, another function"
 
 
 LAYER_CELLS: tuple[tuple[Column, Callable[[Row], str]], ...] = (
     (Column("variant"), lambda row: row["name"]),
     (Column("ms", numeric=True), _milliseconds),
-    (Column("quartiles"), lambda row: f"{row['ms_low']:.3f}–{row['ms_high']:.3f}" if "ms" in row else ""),
-    (Column("FLOP/s", numeric=True), _rate),
-    (Column("of peak", numeric=True), _number("share_of_peak", "{:.1%}")),
+    (Column("quartiles"), _comparable(lambda row: f"{row['ms_low']:.3f}–{row['ms_high']:.3f}" if "ms" in row else "")),
+    (Column("FLOP/s", numeric=True), _comparable(_rate)),
+    (Column("of peak", numeric=True), _comparable(_number("share_of_peak", "{:.1%}"))),
     (Column("× fastest peer", numeric=True), _number("speed_to_fastest_peer", "{:.2f}")),
+    (Column("eager ms", numeric=True), _beside_recordings(_number("ms_eager", "{:.3f}"))),
+    (Column("× eager peer", numeric=True), _beside_recordings(_number("eager_speed_to_fastest_peer", "{:.2f}"))),
     (Column("MiB", numeric=True), _number("peak_bytes", "{:,.0f}", 1 / MIB)),
     (Column("compile s", numeric=True), _number("compile_seconds", "{:.1f}")),
     (Column("error"), lambda row: f"{max(row['errors'].values()):.0e}" if row["errors"] else ""),
     (Column("note", wraps=True), _note),
 )
+
+
+def explain_launch(cases: Sequence[Row]) -> list[str]:
+    """What the times of these cases are, where something was recorded."""
+    return [LAUNCHED[launch] for launch in dict.fromkeys(case["launch"] for case in cases) if launch in LAUNCHED]
 
 
 def layer_table(case: Row) -> Table:
@@ -94,7 +115,7 @@ def describe_layer_case(case: Row) -> tuple[str, str]:
             f"; no less than {roof['ms']:.3f} ms on this chip "
             f"(arithmetic {roof['flops_ms']:.3f}, memory {roof['bytes_ms']:.3f})"
         )
-    return title, facts
+    return title, "; ".join([facts, *explain_launch([case])])
 
 
 def format_layer_case(case: Row, *, width: int | None, style: Style) -> str:
@@ -106,31 +127,36 @@ def format_layer_case(case: Row, *, width: int | None, style: Style) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def best_rows(case: Row) -> tuple[Row | None, Row | None]:
-    """The fastest of ours and the fastest peer that computes the same function."""
-    timed = [row for row in case["rows"] if "ms" in row and row["same_function"]]
+def best_rows(case: Row, ms: str) -> tuple[Row | None, Row | None]:
+    """The fastest of ours and the fastest peer that computes the same function, by the time called `ms`."""
+    timed = [row for row in case["rows"] if row.get(ms) is not None and row["same_function"]]
     ours = [row for row in timed if row["is_ours"]]
     peers = [row for row in timed if not row["is_ours"]]
-    return min(ours, key=lambda row: row["ms"], default=None), min(peers, key=lambda row: row["ms"], default=None)
+    return min(ours, key=lambda row: row[ms], default=None), min(peers, key=lambda row: row[ms], default=None)
+
+
+def compare_best(case: Row, ms: str) -> Row:
+    """The two of `best_rows` as the cells of one line."""
+    ours, peer = best_rows(case, ms)
+    return {
+        "ours": "" if ours is None else ours["name"],
+        "ours_ms": None if ours is None else ours[ms],
+        "tflops": None if ours is None else ours["tflops"],
+        "share_of_peak": None if ours is None else ours["share_of_peak"],
+        "peer": "" if peer is None else peer["name"],
+        "peer_ms": None if peer is None else peer[ms],
+        "speed": None if ours is None or peer is None else peer[ms] / ours[ms],
+    }
 
 
 def layer_summary(cases: Sequence[Row]) -> Table:
-    """One line a case: the fastest of ours beside the fastest peer."""
+    """One line a case: the fastest of ours beside the fastest peer, recorded beside recorded, eager beside eager."""
     rows = []
     for case in cases:
-        ours, peer = best_rows(case)
-        rows.append(
-            {
-                "case": case,
-                "ours": "" if ours is None else ours["name"],
-                "ours_ms": None if ours is None else ours["ms"],
-                "tflops": None if ours is None else ours["tflops"],
-                "share_of_peak": None if ours is None else ours["share_of_peak"],
-                "peer": "" if peer is None else peer["name"],
-                "peer_ms": None if peer is None else peer["ms"],
-                "speed": None if ours is None or peer is None else peer["ms"] / ours["ms"],
-            }
-        )
+        has_recordings = any(row["recorded"] for row in case["rows"])
+        row = compare_best(case, "ms_recorded" if has_recordings else "ms_eager")
+        eager = compare_best(case, "ms_eager") if has_recordings and case["launch"] == "both" else {}
+        rows.append({"case": case, **row, "eager": eager})
     cells: tuple[tuple[Column, Callable[[Row], str]], ...] = (
         (Column("shape"), lambda row: row["case"]["shape"]["name"]),
         (Column("tokens", numeric=True), lambda row: f"{row['case']['tokens']:,}"),
@@ -142,6 +168,9 @@ def layer_summary(cases: Sequence[Row]) -> Table:
         (Column("fastest peer"), lambda row: row["peer"]),
         (Column("its ms", numeric=True), _number("peer_ms", "{:.3f}")),
         (Column("speed", numeric=True), _number("speed", "{:.2f}×")),
+        (Column("eager ms", numeric=True), lambda row: _number("ours_ms", "{:.3f}")(row["eager"])),
+        (Column("its eager ms", numeric=True), lambda row: _number("peer_ms", "{:.3f}")(row["eager"])),
+        (Column("eager speed", numeric=True), lambda row: _number("speed", "{:.2f}×")(row["eager"])),
         (Column("note", wraps=True), lambda row: row["case"]["failure"] or ""),
     )
     return make_table(cells, rows)
@@ -149,7 +178,7 @@ def layer_summary(cases: Sequence[Row]) -> Table:
 
 def format_layer_summary(cases: Sequence[Row], *, width: int | None, style: Style) -> str:
     """What `some bench layer` prints last."""
-    lines = [style.bold("Ours beside the fastest peer that computes the same function")]
+    lines = [style.bold("Ours beside the fastest peer that computes the same function"), *explain_launch(cases)]
     lines += format_table(*layer_summary(cases), width=width, style=style, indent="  ")
     return "\n".join(lines) + "\n"
 
@@ -243,6 +272,7 @@ def markdown_head(report: Row, title: str) -> list[str]:
 def layer_markdown(report: Row) -> str:
     """One section of a results file: the summary, then every case."""
     lines = markdown_head(report, "One layer's experts")
+    lines += [f"{sentence}.\n" for sentence in explain_launch(report["cases"])]
     lines += markdown_table(layer_summary(report["cases"]))
     for case in report["cases"]:
         title, facts = describe_layer_case(case)
