@@ -93,6 +93,24 @@ def show_experiment(arguments: list[str]) -> int:
     return write(format_card(experiment, width=terminal_width(), style=Style(on_terminal())))
 
 
+def run_experiments(arguments: list[str]) -> int:
+    from some_moe.commands import experiments
+
+    return experiments.run_experiments(arguments)
+
+
+def compare_experiments(arguments: list[str]) -> int:
+    from some_moe.commands.results import compare_published
+
+    return compare_published(arguments)
+
+
+def document_experiments(arguments: list[str]) -> int:
+    from some_moe.commands.results import write_documents
+
+    return write_documents(arguments)
+
+
 def train(arguments: list[str]) -> int:
     from some_moe.commands.training import train_model
 
@@ -155,6 +173,9 @@ COMMANDS = Group(
             {
                 "list": Command("list them all, by series", list_experiments),
                 "show": Command("print all about one", show_experiment),
+                "run": Command("run some of them, on any data", run_experiments),
+                "compare": Command("set measured figures beside the published ones", compare_experiments),
+                "docs": Command("write the results as a document", document_experiments),
             },
         ),
         "bench": Group(

@@ -1,4 +1,6 @@
-"""The CPU path: tokens sorted by expert, one `addmm` per expert and matrix, no gradient of frozen weights.
+"""The CPU path: tokens sorted by expert, one product per expert and matrix, no gradient of frozen weights.
+
+Where the load is nearly even, every expert gets as many rows as the busiest, and one batched product does them all.
 
 Shapes: N tokens, K experts each, S = N·K slots sorted by expert, D model width, F hidden width.
 """
@@ -23,6 +25,22 @@ class Schedule:
     place: Tensor  # (N, K) where each token's slots lie in the sorted order
     experts: list[int]  # the experts in use
     sizes: list[int]  # how many slots each of them has
+    is_even: bool = False  # every expert is in use and has as many slots; the surplus ones belong to no token
+
+
+MOST_SURPLUS = 1.25  # rows that batching may add, as a factor
+
+
+def even_out(slots: Schedule, num_experts: int) -> Schedule:
+    """Give every expert as many slots as the busiest has, where that adds few; else return the slots as they are."""
+    most = max(slots.sizes, default=0)
+    if len(slots.experts) < num_experts or most * num_experts > MOST_SURPLUS * len(slots.token):
+        return slots
+    starts = torch.tensor(slots.sizes).cumsum(0) - torch.tensor(slots.sizes)
+    shift = torch.arange(num_experts) * most - starts  # how far each expert's slots move
+    moved = torch.arange(len(slots.token)) + shift.repeat_interleave(torch.tensor(slots.sizes))
+    token = slots.token.new_zeros(num_experts * most).scatter_(0, moved, slots.token)
+    return Schedule(token, moved[slots.place], slots.experts, [most] * num_experts, is_even=True)
 
 
 def schedule_slots(experts: Tensor, num_experts: int) -> Schedule:
@@ -42,6 +60,13 @@ def add_up(rows: Tensor, place: Tensor, gates: Tensor) -> Tensor:
 
 def multiply(rows: Tensor, stack: Tensor, slots: Schedule, out: Tensor, bias: Tensor | None = None) -> None:
     """out[i] = rows[i] @ stack[expert of i] (+ bias[expert of i]), one product for each expert in use."""
+    if slots.is_even:
+        batch, result = rows.view(len(stack), -1, rows.shape[1]), out.view(len(stack), -1, out.shape[1])
+        if bias is None:
+            torch.bmm(batch, stack, out=result)
+        else:
+            torch.baddbmm(bias[:, None], batch, stack, out=result)
+        return
     matrices: Sequence[Tensor] = stack.unbind(0)
     biases = None if bias is None else bias.unbind(0)
     for expert, part, result in zip(
@@ -63,6 +88,8 @@ class FrozenExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
         slots = schedule_slots(experts, weights.num_experts)
+        if x.dtype == weights.up.dtype and not x.is_cuda:
+            slots = even_out(slots, weights.num_experts)
         rows = x.index_select(0, slots.token)
         pre = x.new_empty(len(rows), weights.up.shape[1])
         multiply(rows, weights.up.transpose(1, 2), slots, pre, weights.up_bias)

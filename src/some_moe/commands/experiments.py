@@ -1,0 +1,163 @@
+"""The command `some experiments run`. Imported by `some_moe.cli` when it runs."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write, write_json
+from some_moe.commands.training import parse_overrides
+
+if TYPE_CHECKING:
+    from some_moe.train.jobs import Job
+    from some_moe.train.queue import Queue
+
+PROG = "some experiments run"
+
+
+def run_experiments(arguments: list[str]) -> int:
+    """Run experiments one after another, skip what is done, continue what was interrupted."""
+    parser = Parser(
+        PROG,
+        "Run experiments one after another, each with every seed, for the published number of steps. Runs that are "
+        "done are skipped, interrupted ones continued: the same command goes on where it was stopped. "
+        "Any setting can be changed for all of them with --ROOM.FIELD VALUE.",
+    )
+    parser.add_argument(
+        "names", metavar="NAME", nargs="+", help="registered names, series (A, B, V), published, studies, baselines"
+    )
+    parser.add_argument(
+        "--data", metavar="F", help="a file, a folder, hf:OWNER/NAME or `stories` (default: as registered)"
+    )
+    parser.add_argument("--seeds", default="0", metavar="0,1,2", help="random seeds (default 0)")
+    parser.add_argument("--out", default="runs", metavar="DIR", help="where run folders and queue.json go (runs)")
+    parser.add_argument("--results", metavar="DIR", help="where NAME-seedS.json records go (default: results)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run; touch nothing")
+    parser.add_argument("--json", action="store_true", help="print one object at the end; progress goes to stderr")
+    words, settings = split_settings(arguments)
+    options = parser.parse(words)
+
+    from some_moe.experiments.selection import select_experiments
+
+    experiments = select_experiments(options.names)
+    seeds = read_seeds(options.seeds)
+    overrides = read_overrides(settings, options.data)
+
+    from some_moe.train.jobs import make_jobs
+    from some_moe.train.machine import choose_machine
+    from some_moe.train.queue import Queue
+    from some_moe.train.stopping import TrainingStoppedError
+
+    jobs = make_jobs(experiments, seeds, overrides)
+    choose_machine(jobs[0].config.train)  # a device that is not there is refused before anything is written
+    out = Path(options.out)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
+
+    queue = Queue(jobs, out, Path(options.results or "results"), say)
+    for line in explain_scaling(jobs):
+        say(line)
+    if options.dry_run:
+        return print_plan(queue, as_json=options.json)
+    queue.shows_runs = sys.stdout.isatty() and not options.json
+    try:
+        queue.run()
+    except TrainingStoppedError as stop:
+        print(f"some: {stop}", file=sys.stderr)
+        return stop.code
+    return print_summary(queue, as_json=options.json)
+
+
+# --- reading the command line -----------------------------------------------------------------------------
+
+
+def split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Part --ROOM.FIELD VALUE from the other words, wherever they stand."""
+    others, settings, rest = [], [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not (word.startswith("--") and "." in word.partition("=")[0]):
+            others.append(word)
+            continue
+        settings.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            settings.append(rest.pop(0))
+    return others, settings
+
+
+def read_overrides(settings: list[str], source: str | None) -> dict[str, Any]:
+    overrides = parse_overrides(settings, PROG)
+    if "train.seed" in overrides:
+        raise UsageError(f"--train.seed {overrides['train.seed']} is given by --seeds here; write --seeds instead")
+    if source is not None:
+        if overrides.get("data.source", source) != source:
+            raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
+        overrides["data.source"] = source
+    return overrides
+
+
+def read_seeds(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"--seeds {text!r} is not a list of whole numbers; write it like 0,1,2")
+    seeds = [int(word) for word in words]
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {text!r} names a seed twice; name each once")
+    return seeds
+
+
+# --- what is printed --------------------------------------------------------------------------------------
+
+
+def explain_scaling(jobs: "list[Job]") -> list[str]:
+    """One line for all experiments that meet the data in the same way; none for those it fits."""
+    sentences: dict[str, list[str]] = {}
+    for job in jobs:
+        named = sentences.setdefault(job.schedule.explain(), [])
+        if job.experiment.name not in named:
+            named.append(job.experiment.name)
+    return [f"{', '.join(names)}: {sentence}" for sentence, names in sentences.items() if sentence]
+
+
+def print_plan(queue: "Queue", *, as_json: bool) -> int:
+    from some_moe.experiments.parameters import count_parameters
+    from some_moe.report.layout import Style
+    from some_moe.report.queue_table import format_plan
+
+    rows = []
+    for job, standing in zip(queue.jobs, queue.standings, strict=True):
+        count, schedule = count_parameters(job.config.model), job.schedule
+        epochs = job.config.train.epochs if schedule.steps is None else schedule.steps / schedule.steps_an_epoch
+        rows.append(
+            {
+                "experiment": job.experiment.name,
+                "seed": job.seed,
+                "stories": schedule.stories.train,
+                "epochs": epochs,
+                "steps": schedule.steps,
+                "published_steps": job.experiment.steps,
+                "trainable_parameters": count.trainable,
+                "total_parameters": count.total,
+                "standing": standing,
+                "folder": str(queue.out / job.name),
+                "command": job.command,
+            }
+        )
+    if as_json:
+        return write_json(rows)
+    return write(format_plan(rows, width=terminal_width(), style=Style(on_terminal())))
+
+
+def print_summary(queue: "Queue", *, as_json: bool) -> int:
+    from some_moe.report.layout import Style
+    from some_moe.report.queue_table import format_summary
+
+    rows = queue.summarize()
+    if as_json:
+        write_json({"out": str(queue.out), "results": str(queue.results), "jobs": rows})
+        return queue.exit_code
+    write(format_summary(rows, width=terminal_width(), style=Style(on_terminal())))
+    write(f"results are in {queue.results}, what the runs wrote in {queue.out / 'logs'}\n")
+    if queue.exit_code:
+        write("the same command goes on with what is not done\n")
+    return queue.exit_code

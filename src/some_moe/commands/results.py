@@ -1,0 +1,137 @@
+"""`some experiments compare` and `some experiments docs`: what was published beside what was measured."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write, write_json
+from some_moe.config import ConfigError
+
+DIFFERENT = 1  # exit code of a check that found something
+FIGURE_KINDS = (".png", ".svg")
+
+
+def compare_published(arguments: list[str]) -> int:
+    """Print published figures beside measured ones."""
+    parser = Parser(
+        "some experiments compare",
+        "Set the published figures beside the measured ones. With names every epoch is printed, without them the ends "
+        "of all runs; files and --json always hold every epoch.",
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*", help="experiments or series, such as A1 or A")
+    parser.add_argument("--results", metavar="DIR", default="results", help="where the results are (results)")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument("--markdown", metavar="F", help="write the tables to this file")
+    parser.add_argument("--figure", metavar="F", help="draw published against measured losses: F.png or F.svg")
+    options = parser.parse(arguments)
+    markdown, figure = _check_file(options.markdown, "--markdown"), _check_figure(options.figure)
+
+    from some_moe.report.layout import Style
+    from some_moe.report.published import compare_results, judge, read_results
+    from some_moe.report.published_tables import format_comparisons, group_comparisons
+
+    results, left_out = read_results(Path(options.results))
+    comparisons = compare_results(results, options.names)
+    if figure is not None:
+        from some_moe.report.figures_published import draw_losses
+
+        drawing = draw_losses(group_comparisons(comparisons))
+        if drawing is None:
+            raise ConfigError("no published loss was measured here, so there is nothing to draw; leave --figure out")
+        _write_bytes(figure, drawing.to_bytes(figure.suffix[1:]))
+    if markdown is not None:
+        from some_moe.report.results_document import write_document
+
+        _write_bytes(markdown, write_document(comparisons, folder=markdown.parent).encode())
+    if options.json:
+        return write_json(
+            {
+                "verdicts": {
+                    verdict: [one.to_dict() for one in found] for verdict, found in judge(comparisons).items()
+                },
+                "runs": [comparison.to_dict() for comparison in comparisons],
+                "left_out": left_out,
+            }
+        )
+    return write(
+        format_comparisons(
+            comparisons,
+            every_epoch=bool(options.names),
+            left_out=left_out,
+            width=terminal_width(),
+            style=Style(on_terminal()),
+        )
+    )
+
+
+def write_documents(arguments: list[str]) -> int:
+    """Write docs/results.md and its figures, or tell whether they are up to date."""
+    parser = Parser(
+        "some experiments docs",
+        "Write the results as a document: tables, figures (in a folder `figures` beside it) and the experiment index.",
+    )
+    parser.add_argument("--results", metavar="DIR", default="results", help="where the results are (results)")
+    parser.add_argument("--out", metavar="F.md", default="docs/results.md", help="the document (docs/results.md)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is not up to date")
+    options = parser.parse(arguments)
+    out = Path(options.out)
+    if out.suffix != ".md":
+        raise UsageError(f"--out {options.out} is not Markdown; give a name that ends in .md")
+    _check_file(options.out, "--out")
+    _need_matplotlib()
+
+    from some_moe.report.results_document import find_outdated, make_documents
+
+    files = make_documents(Path(options.results), out)
+    if options.check:
+        outdated = find_outdated(files)
+        if outdated:
+            path, fault = outdated[0]
+            others = f", and {len(outdated) - 1} more files are out of date" if len(outdated) > 1 else ""
+            print(f"some: {path} {fault}{others}; run `some experiments docs`", file=sys.stderr)
+            return DIFFERENT
+        return write(f"{out} and {len(files) - 1} figures show the results\n")
+    for path, contents in files.items():
+        _write_bytes(path, contents)
+    return write(f"{out}, and {len(files) - 1} figures in {out.parent / 'figures'}\n")
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def _check_file(name: str | None, flag: str) -> Path | None:
+    """Refuse a file that cannot be written before anything else is done."""
+    if name is None:
+        return None
+    path = Path(name)
+    if path.is_dir():
+        raise UsageError(f"{flag} {name} is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{flag} {name} lies in a folder that does not exist; make the folder first")
+    return path
+
+
+def _check_figure(name: str | None) -> Path | None:
+    path = _check_file(name, "--figure")
+    if path is not None:
+        if path.suffix not in FIGURE_KINDS:
+            raise UsageError(f"--figure {name} is not a figure; give a name that ends in .png or .svg")
+        _need_matplotlib()
+    return path
+
+
+def _need_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise UsageError("a figure needs matplotlib, which is not installed; run pip install 'some-moe[analysis]'")
+
+
+def _write_bytes(path: Path, contents: bytes) -> None:
+    """Write a file whole, or not at all; where that is impossible, say so in one sentence."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        scratch.write_bytes(contents)
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror}); choose another place") from None
