@@ -31,6 +31,9 @@ def build(variant: Variant, weights: ExpertWeights) -> peers.Mix:
     try:
         return variant.build(weights, SHAPE.top_k)
     except UnavailableError as reason:
+        # transformers is installed for the tests: only what it does not offer at all may be left out.
+        if "no low-rank" not in str(reason):
+            raise
         pytest.skip(str(reason))
 
 

@@ -8,13 +8,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from some_moe.commands.training import parse_overrides, resolve_config
 from some_moe.config import ConfigError
-from some_moe.experiments.registry import EXPERIMENTS, find_experiment
+from some_moe.experiments.registry import EXPERIMENTS
 from some_moe.experiments.selection import select_experiments
 from some_moe.train.display import Display
 from some_moe.train.jobs import Job, find_standing, hide_place, make_jobs, remove_stillborn
@@ -23,14 +22,7 @@ from some_moe.train.queue import Queue, Signals, explain_failure
 from some_moe.train.recorder import RunFolder
 from some_moe.train.scaling import Stories, scale
 
-A1 = find_experiment("A1")
-TINY: dict[str, Any] = {
-    "model.d_model": 32, "model.num_layers": 2, "model.num_heads": 2, "model.vocab_size": 512,
-    "model.num_experts": 8, "model.d_ffn": 32, "model.top_k": 2,
-    "data.source": "stories", "data.seq_len": 64, "data.batch_size": 8,
-    "data.train_subset_size": 16, "data.val_subset_size": 4,
-    "train.epochs": 1, "train.device": "cpu", "train.sample_tokens": 0, "train.log_every": 1,
-}  # fmt: skip
+from .tiny import A1, TINY
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """One run: a room of each kind, and what must hold between them."""
 
+import math
 from typing import Self
 
 from pydantic import model_validator
@@ -25,6 +26,12 @@ class RunConfig(Config):
     train: TrainConfig = TrainConfig()
     format_version: Count = FORMAT_VERSION
     """Version of this file's format."""
+
+    @property
+    def rows_a_step(self) -> int:
+        """Rows of one optimizer step: a batch, or as many batches as make global_batch_tokens."""
+        rows = self.data.batch_size
+        return rows * max(1, math.ceil((self.train.global_batch_tokens or 0) / (rows * self.data.seq_len)))
 
     @model_validator(mode="after")
     def _check_rooms_agree(self) -> Self:

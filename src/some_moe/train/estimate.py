@@ -44,10 +44,7 @@ def known_steps(config: RunConfig) -> int | None:
     size = config.data.train_subset_size
     if size is None or config.data.batching == "packed":
         return config.train.max_steps
-    rows = config.data.batch_size
-    if config.train.global_batch_tokens:
-        rows *= max(1, -(-config.train.global_batch_tokens // (rows * config.data.seq_len)))
-    return min(size // rows * config.train.epochs, config.train.max_steps or 10**12)
+    return min(size // config.rows_a_step * config.train.epochs, config.train.max_steps or 10**12)
 
 
 def estimate_memory(config: RunConfig, trainable: int, total: int, machine: Machine) -> float:

@@ -11,7 +11,7 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.experiments.parameters import count_parameters
 from some_moe.experiments.records import Experiment
 from some_moe.train.recorder import RunFolder
-from some_moe.train.scaling import Schedule, count_rows_a_step, count_stories, scale
+from some_moe.train.scaling import Schedule, count_stories, scale
 
 Standing = Literal["new", "begun", "done"]
 
@@ -36,7 +36,7 @@ class Job:
         model, count = self.config.model, count_parameters(self.config.model)
         experts = model.num_layers * model.top_k * 2 * model.d_model * model.d_ffn if model.ffn == "some" else 0
         steps = self.schedule.steps or self.schedule.steps_an_epoch * self.config.train.epochs
-        return float(steps * count_rows_a_step(self.config) * self.config.data.seq_len * (count.trainable + experts))
+        return float(steps * self.config.rows_a_step * self.config.data.seq_len * (count.trainable + experts))
 
     @property
     def training_words(self) -> list[str]:

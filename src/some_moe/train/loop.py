@@ -71,8 +71,7 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.display, self.team = config, folder, display, team
         self.machine: Machine = choose_machine(config.train, team)
-        per_batch = config.data.batch_size * config.data.seq_len
-        rows_a_step = config.data.batch_size * max(1, math.ceil((config.train.global_batch_tokens or 0) / per_batch))
+        rows_a_step = config.rows_a_step
         team.refuse_uneven(rows_a_step)
         team.join(self.machine.device)
         with team.one_goes_first():

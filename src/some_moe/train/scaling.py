@@ -84,16 +84,10 @@ def _count(source: str, separator: str, train_size: int | None, val_size: int | 
     return Stories(len(corpus.train), len(corpus.valid), len(corpus.test))
 
 
-def count_rows_a_step(config: RunConfig) -> int:
-    """Rows of one optimizer step: a batch, or as many batches as make global_batch_tokens."""
-    rows = config.data.batch_size
-    return rows * max(1, math.ceil((config.train.global_batch_tokens or 0) / (rows * config.data.seq_len)))
-
-
 def scale(config: RunConfig, stories: Stories) -> tuple[RunConfig, Schedule]:
     """Fit a config to the stories that are there; return it with its schedule."""
     data, train = config.data, config.train
-    rows = count_rows_a_step(config)
+    rows = config.rows_a_step
     steps_an_epoch = stories.train // rows
     packed = data.batching == "packed"
     if steps_an_epoch == 0 and not packed:
