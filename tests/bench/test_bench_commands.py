@@ -75,6 +75,11 @@ def test_a_run_cut_off_leaves_the_cases_it_had(tmp_path: Path, monkeypatch: pyte
         ([*LAYER, "--d-model", "0"], "d_model 0 is out of range; use 1 or more"),
         ([*LAYER, "--seconds", "0"], "--seconds 0.0 is out of range; use more than 0 and at most 600"),
         ([*LAYER, "--launch", "both"], "--launch both needs a CUDA GPU; leave it out, or use --launch eager"),
+        (
+            [*LAYER, "--trainability", "full", "--tokens", "16,20"],
+            "--tokens 20 with --trainability full is not a multiple of 8, which the peers' weight gradients need; "
+            "use 24",
+        ),
         ([*LAYER, "--lora-rank", "0"], "--lora-rank 0 is out of range; use 1 or more"),
         ([*LAYER, "--variants", "best"], "--variants 'best' is not known on cpu; choose from some cpu, some grouped"),
         ([*LAYER, "--json", "no/such/place.json"], "--json 'no/such/place.json' lies in a folder that does not exist"),

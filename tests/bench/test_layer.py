@@ -66,6 +66,26 @@ def test_every_variant_is_checked_and_timed(which: str, trainability: str) -> No
     assert json.loads(json.dumps(case)) == case
 
 
+@pytest.mark.parametrize(("trainability", "multiple"), [("frozen", 1), ("full", 8), ("lora", 8)])
+def test_loads_of_trained_experts_are_multiples_of_8_and_the_case_says_so(trainability: str, multiple: int) -> None:
+    loads: list[int] = []
+
+    def make(weights: ExpertWeights, top_k: int) -> Any:  # noqa: ARG001
+        kernel = choose_kernel("reference")
+
+        def mix(x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
+            loads.extend(experts.flatten().bincount().tolist())
+            return kernel(x, experts, gates, weights)
+
+        return mix
+
+    (case,) = bench_layer(settings(trainability=trainability), [Variant(name="watched", make=make)], CPU)
+    assert case["rows"][0]["status"] == "ok"
+    assert all(load % 8 == 0 for load in loads) == (multiple == 8)
+    assert case["load_multiple"] == multiple
+    assert ("loads are multiples of 8" in describe_layer_case(case)[1]) == (multiple == 8)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -220,9 +240,10 @@ def test_all_but_the_loop_are_recorded_on_a_gpu(which: str, trainability: str) -
     device = torch.device("cuda")
     shape = LayerShape(name="small", d_model=64, d_ffn=128, num_experts=8, top_k=2)
     asked = settings(shapes=[shape], tokens=[512], which=which, trainability=trainability, launch="both")
-    (case,) = bench_layer(asked, list_variants(device, "peers"), device)
+    (case,) = bench_layer(asked, list_variants(device, "all"), device)
     rows = {row["name"]: row for row in case["rows"] if row["status"] == "ok"}
-    assert {"some grouped", "some triton", "torch-grouped", "loop"} <= set(rows)
+    ours = {"some grouped", "some grouped, compiled", "some triton", "some triton, compiled"}
+    assert {*ours, "torch-grouped", "torch-grouped, compiled", "torch-grouped-add", "loop"} <= set(rows)
     for name, row in rows.items():
         assert row["recorded"] == (name != "loop"), (name, row["not_recorded"])
         assert row["ms_eager"] > 0

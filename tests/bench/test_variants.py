@@ -96,5 +96,7 @@ def test_variants_are_chosen_by_name_and_compiled_where_asked() -> None:
     names = [variant.name for variant in list_variants(CPU, "all", ("some cpu", "dense"))]
     assert names == ["some cpu", "dense", "some cpu, compiled", "dense, compiled"]
     assert not any(variant.is_ours and variant.compiled for variant in list_variants(CPU, "peers"))
+    on_gpu = [variant.name for variant in list_variants(torch.device("cuda"), "all", ("some grouped", "torch-grouped"))]
+    assert on_gpu == ["some grouped", "torch-grouped", "some grouped, compiled", "torch-grouped, compiled"]
     with pytest.raises(ConfigError, match="--variants 'fast' is not known on cpu; choose from some cpu"):
         list_variants(CPU, "none", ("fast",))

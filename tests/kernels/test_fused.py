@@ -53,8 +53,12 @@ def choose(n: int, num_experts: int, top_k: int) -> Tensor:
 @pytest.mark.parametrize("kernel", ["triton", "grouped"])
 @pytest.mark.parametrize(
     ("n", "d", "f", "num_experts", "top_k"),
-    [(333, 48, 88, 5, 5), (1000, 384, 1024, 64, 4), (257, 512, 1536, 256, 8), (300, 72, 136, 9, 3), (1, 64, 64, 4, 2)],
-)
+    [
+        (333, 48, 88, 5, 5), (1000, 384, 1024, 64, 4), (257, 512, 1536, 256, 8), (300, 72, 136, 9, 3),
+        (1, 64, 64, 4, 2),
+        (2000, 96, 256, 4, 2), (1000, 512, 1024, 16, 4), (5000, 40, 128, 3, 1),  # large tiles, which take turns
+    ],
+)  # fmt: skip
 def test_bf16_equals_float64(kernel: str, n: int, d: int, f: int, num_experts: int, top_k: int) -> None:
     torch.manual_seed(n)
     assert_close(kernel, n, d, f, choose(n, num_experts, top_k), num_experts, torch.bfloat16)
@@ -69,6 +73,24 @@ def test_float32_equals_float64() -> None:
 def test_all_tokens_on_one_expert_and_others_empty(kernel: str) -> None:
     experts = torch.full((513, 1), 3, device="cuda")
     assert_close(kernel, 513, 96, 200, experts, 7, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("n", "d", "f", "num_experts", "top_k"), [(4000, 384, 1024, 8, 4), (3000, 104, 384, 16, 2)])
+def test_taking_turns_gives_the_same_bits(
+    n: int, d: int, f: int, num_experts: int, top_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from some_moe.kernels import fused, pingpong
+
+    torch.manual_seed(5)
+    weights, experts = draw(num_experts, d, f, torch.bfloat16), choose(n, num_experts, top_k)
+    x, back = (torch.randn(n, d, device="cuda").bfloat16() for _ in range(2))
+    if not pingpong.can_take_turns(x, fused.choose_plan(x.dtype, n * top_k, num_experts).m, f):
+        pytest.skip("not a Hopper GPU")
+    arguments: Any = (x, experts, torch.rand(n, top_k, device="cuda"), weights, back)
+    found = run("triton", *arguments)
+    monkeypatch.setattr(pingpong, "can_take_turns", lambda *_: False)
+    for left, right in zip(found, run("triton", *arguments), strict=True):
+        assert torch.equal(left, right)
 
 
 def test_the_same_bits_every_time() -> None:
@@ -109,7 +131,7 @@ def test_what_is_known_of_weights_is_forgotten_with_them() -> None:
 
 
 def test_nearest_chooses_as_float64_does() -> None:
-    from some_moe.kernels.nearest import nearest, sum_by_expert
+    from some_moe.kernels.nearest import nearest
 
     torch.manual_seed(2)
     for n, num_experts, top_k, d in ((1000, 64, 4, 384), (500, 512, 8, 96), (300, 300, 2, 64)):
@@ -119,12 +141,3 @@ def test_nearest_chooses_as_float64_does() -> None:
         exact = query.double() @ keys.double().T
         assert torch.equal(experts, (exact + bias).topk(top_k).indices)
         assert torch.allclose(scores.double(), exact.gather(1, experts), atol=1e-4)
-        counted = torch.rand(n, device="cuda") < 0.7
-        pairs, query_sum, raw_sum, norms = sum_by_expert(experts, counted, query, num_experts)
-        chosen = torch.zeros(n, num_experts, dtype=torch.float64, device="cuda")
-        chosen.scatter_(1, experts, counted.double()[:, None].expand(-1, top_k))
-        exact_norms = query.double().norm(dim=1)
-        assert torch.equal(pairs, (chosen.T @ chosen).long())
-        assert torch.allclose(query_sum.double(), chosen.T @ (query.double() / exact_norms[:, None]), atol=1e-4)
-        assert torch.allclose(raw_sum.double(), (query.double() * counted[:, None]).sum(0), rtol=1e-4, atol=1e-3)
-        assert torch.allclose(norms.double(), exact_norms, rtol=1e-5)

@@ -22,7 +22,9 @@ from some_moe.bench.recording import UnrecordableError, record
 from some_moe.bench.shapes import Chip, LayerShape, find_chip, layer_bytes, layer_flops
 from some_moe.bench.timing import Clock, Task, Timing, time_in_turns
 from some_moe.bench.variants import Variant
+from some_moe.config import ConfigError
 from some_moe.kernels import ExpertWeights
+from some_moe.kernels.grouped import ALIGNMENT, round_up
 from some_moe.metrics.usage import count_selections, summarize_usage
 from some_moe.train.recorder import describe_device
 
@@ -40,6 +42,19 @@ class LayerSettings:
     launch: str = "eager"  # eager: from Python; recorded: replayed, on a GPU, where that is possible; or both
     seconds: float = 1.0  # of timing for each variant, launch and case
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for tokens in self.tokens:
+            if tokens % self.load_multiple:
+                raise ConfigError(
+                    f"--tokens {tokens} with --trainability {self.trainability} is not a multiple of "
+                    f"{self.load_multiple}, which the peers' weight gradients need; use {round_up(tokens)}"
+                )
+
+    @property
+    def load_multiple(self) -> int:
+        """What every expert's load is a multiple of: the peers can train no others on a GPU."""
+        return 1 if self.trainability == "frozen" else ALIGNMENT
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,6 +99,7 @@ def describe_case(shape: LayerShape, tokens: int, routing: str, settings: LayerS
         "pass": settings.which,
         "trainability": settings.trainability,
         "launch": settings.launch,
+        "load_multiple": settings.load_multiple,
         "flops": layer_flops(shape, tokens, settings.which, settings.trainability, settings.lora_rank),
     }
 
@@ -154,7 +170,7 @@ def run_case(
     case = describe_case(shape, tokens, routing, settings)
     dtype = compute_dtype(clock.device)
     try:
-        problem = make_problem(shape, tokens, routing, clock.device, dtype, settings.seed)
+        problem = make_problem(shape, tokens, routing, clock.device, dtype, settings.seed, settings.load_multiple)
         judge = Judge(problem, weights, with_gradients=settings.which != "forward")
     except RuntimeError as error:
         return case | {"failure": _describe_memory_error(error), "rows": []}

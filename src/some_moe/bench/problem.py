@@ -67,16 +67,28 @@ class Problem:
 
 
 def make_problem(
-    shape: LayerShape, tokens: int, routing: str, device: torch.device, dtype: torch.dtype, seed: int = 0
+    shape: LayerShape,
+    tokens: int,
+    routing: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    load_multiple: int = 1,
 ) -> Problem:
+    """A problem drawn from the seed; every expert's load is a multiple of `load_multiple`, as `tokens` must be too."""
     source = torch.Generator(device).manual_seed(seed)
 
     def draw(*size: int) -> Tensor:
         return torch.randn(size, device=device, generator=source)
 
+    x = draw(tokens, shape.d_model).to(dtype).requires_grad_()
+    experts = draw_experts(shape.num_experts, shape.top_k, tokens, routing, source)
+    if load_multiple > 1:
+        loads = torch.bincount(experts.flatten(), minlength=shape.num_experts)
+        experts = deal_experts(round_loads(loads, load_multiple), tokens, source)
     return Problem(
-        x=draw(tokens, shape.d_model).to(dtype).requires_grad_(),
-        experts=draw_experts(shape.num_experts, shape.top_k, tokens, routing, source),
+        x=x,
+        experts=experts,
         # In the type of x, as a careful user would pass them: float32 gates would promote the peers' outputs.
         gates=draw(tokens, shape.top_k).softmax(-1).to(dtype).requires_grad_(),
         grad_y=draw(tokens, shape.d_model).to(dtype),
@@ -93,6 +105,23 @@ def draw_experts(num_experts: int, top_k: int, tokens: int, routing: str, source
     # Popular experts lie anywhere in the stack, not side by side at its start.
     score = score[torch.randperm(num_experts, device=source.device, generator=source)]
     return (score + gumbel((tokens, num_experts), source)).topk(top_k).indices
+
+
+def round_loads(loads: Tensor, multiple: int) -> Tensor:
+    """Round loads (E,) to multiples with the same sum, which must be one: up where the least is missing, else down."""
+    rest = loads % multiple
+    rounded = loads - rest
+    rounded[rest.argsort(descending=True, stable=True)[: int(rest.sum()) // multiple]] += multiple
+    return rounded
+
+
+def deal_experts(loads: Tensor, tokens: int, source: torch.Generator) -> Tensor:
+    """Give every token K = Σ loads / N distinct experts such that the loads (E,), none above N, are met: (N, K) int64.
+
+    The tokens sit in a circle in random order, and expert after expert is dealt to the next ones in it.
+    """
+    dealt = torch.arange(len(loads), device=loads.device).repeat_interleave(loads).view(-1, tokens)
+    return dealt[:, torch.randperm(tokens, device=source.device, generator=source)].T.contiguous()
 
 
 def gumbel(size: tuple[int, ...], source: torch.Generator) -> Tensor:

@@ -59,7 +59,7 @@ PEERS = (
 COMPILED_PEERS = ("transformers-grouped", "torch-grouped", "dense")
 
 
-def list_variants(device: torch.device, compiled: str = "peers", only: Sequence[str] = ()) -> list[Variant]:
+def list_variants(device: torch.device, compiled: str = "all", only: Sequence[str] = ()) -> list[Variant]:
     """The variants for a device, ours first. compiled: none, peers, or all; only: keep those of these names."""
     ours = [our_kernel(name) for name in KERNELS[device.type]]
     chosen = [*ours, *PEERS]

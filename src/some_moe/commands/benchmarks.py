@@ -34,7 +34,7 @@ def bench_layer(arguments: list[str]) -> int:
         nargs="?",
         const="all",
         choices=("all", "peers", "none"),
-        help="time compiled forms too: of the peers (default on a GPU), of all (--compile alone), or none (on a CPU)",
+        help="time compiled forms too: of all (default on a GPU), of the peers alone, or none (default on a CPU)",
     )
     parser.add_argument("--no-compile", action="store_const", const="none", dest="compile", help="--compile none")
     parser.add_argument(
@@ -71,7 +71,7 @@ def bench_layer(arguments: list[str]) -> int:
         launch=_read_launch(options.launch, on_gpu),
         seconds=_read_seconds(options.seconds, options.quick),
     )
-    compiled = options.compile or ("peers" if on_gpu else "none")
+    compiled = options.compile or ("all" if on_gpu else "none")
     variants = list_variants(device, compiled, _split(options.variants) if options.variants else ())
     json_file, markdown_file = check_output(options.json, "--json"), check_output(options.markdown, "--markdown")
     report: dict[str, Any] = describe_benchmark("layer", arguments, device)

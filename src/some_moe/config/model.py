@@ -52,6 +52,8 @@ class ModelConfig(Config):
     """The number all expert weights are computed from."""
     expert_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """How frozen expert weights are stored; auto is what the run computes in. Trained ones are always float32."""
+    residual_dtype: Literal["auto", "float32"] = "auto"
+    """The sum that runs through the layers: in what the run computes in (bf16 on a GPU), or always in float32."""
 
     router: Literal["gravity", "learned", "weights", "hash"] = "gravity"
     """Keys moved by knowledge gravity; keys trained by gradient; keys computed from each expert's own weights;

@@ -10,13 +10,24 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from some_moe.config import ConfigError
 from some_moe.kernels import cpu, grouped, reference
 from some_moe.kernels.weights import ExpertWeights, LoraWeights
 
-__all__ = ["KERNELS", "ExpertWeights", "LoraWeights", "MixExperts", "choose_kernel", "has_triton"]
+__all__ = [
+    "KERNELS",
+    "ExpertWeights",
+    "LoraWeights",
+    "MixExperts",
+    "activate",
+    "choose_kernel",
+    "has_triton",
+    "linear_gelu",
+    "makes_bf16",
+]
 
 MixExperts = Callable[[Tensor, Tensor, Tensor, ExpertWeights], Tensor]
 
@@ -27,6 +38,34 @@ _TRITON = find_spec("triton") is not None and torch.cuda.is_available()
 def has_triton() -> bool:
     """Whether Triton kernels can run here."""
     return _TRITON
+
+
+def activate(x: Tensor) -> Tensor:
+    """GELU of x, element by element: the trained networks' activation."""
+    if x.is_cuda and has_triton() and x.dtype == torch.bfloat16:
+        from some_moe.kernels.gelu import gelu
+
+        y: Tensor = gelu(x)
+        return y
+    return F.gelu(x)
+
+
+def makes_bf16(x: Tensor) -> bool:
+    """Whether a product of x is in bf16, where Triton kernels can take it."""
+    if not x.is_cuda or not has_triton():
+        return False
+    cast = torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
+    return (torch.get_autocast_dtype("cuda") if cast else x.dtype) == torch.bfloat16
+
+
+def linear_gelu(x: Tensor, layer: nn.Linear) -> Tensor:
+    """GELU of layer(x). In bf16 on a GPU the kernel that makes the gradient of layer(x) also makes the bias's."""
+    if layer.bias is None or not makes_bf16(x):
+        return activate(layer(x))
+    from some_moe.kernels.gelu import gelu
+
+    y: Tensor = gelu(F.linear(x, layer.weight, layer.bias.detach()), layer.bias)
+    return y
 
 
 def mix_triton(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:

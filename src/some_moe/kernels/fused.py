@@ -1,14 +1,18 @@
-"""The Triton path for frozen experts on a GPU: gather, products, GELU and gates in three kernels each way.
+"""The Triton path for frozen experts on a GPU: products whose every byte the copy engine moves.
 
-Forward: sort the slots by expert → tiles → `up_kernel` (gather + product + bias + GELU) → `down_kernel`
-(product + bias) → `mix_kernel` (each token's weighted sum). Backward makes dX and the gate gradient, and no
-gradient of a weight: `down_backward_kernel` (product, GELU′ and gate in its epilogue) → `up_backward_kernel`
-→ `mix_backward_kernel`. Only the pre-activations and the sorted order are kept for it. bf16 in, fp32 sums.
+Forward: give each slot (token, choice) a row beside the others of its expert → `spread_kernel` (x to those rows) →
+`up_kernel` (product, bias, GELU and its slope) → `down_kernel` (product, bias) → `mix_kernel` (each token's weighted
+sum). Backward makes dX and the gate gradient, and no gradient of a weight: `spread_backward_kernel` (gate gradient,
+and the weighted gradient to the rows) → `down_backward_kernel` (product, times the slope) → `up_backward_kernel` →
+`mix_kernel` (sum). Kept for it: the slopes (P, F) and the experts' outputs (P, D). bf16 in, fp32 sums, no atomics.
+
+On Hopper the two products with long endings are those of `pingpong`, which are faster and the same.
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -17,26 +21,30 @@ from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from some_moe.kernels import fused_kernels as kernels
-from some_moe.kernels.tables import sort_slots
+from some_moe.kernels import pingpong
+from some_moe.kernels.placing import place_slots
 from some_moe.kernels.weights import ExpertWeights
+
+LARGEST_TILE = 128  # rows
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of one matrix kernel's blocks: a program makes n columns for a tile of m sorted slots."""
+    """Sizes of one matrix kernel's blocks: a program makes n columns for a tile of rows."""
 
-    m: int
     n: int  # the next smaller power of two that divides the columns is taken where this one does not
     k: int
     warps: int
     stages: int
     registers: int | None = None  # at most so many a thread, so that more programs fit beside each other
+    programs: int = 1  # on each multiprocessor, for the kernels whose programs stay
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Block sizes of the four matrix kernels."""
+    """Rows of a tile, and the block sizes of the four matrix kernels."""
 
+    m: int
     up: Blocks
     down: Blocks
     down_backward: Blocks
@@ -45,28 +53,32 @@ class Plan:
 
 # Measured on an H200: see benchmarks/RESULTS.md.
 _LARGE = Plan(
-    up=Blocks(128, 128, 64, 8, 3, registers=128),
-    down=Blocks(128, 256, 64, 8, 4),
-    down_backward=Blocks(64, 128, 64, 4, 3),
-    up_backward=Blocks(128, 256, 64, 8, 4),
+    m=128,
+    up=Blocks(128, 64, 8, 3, registers=128, programs=2),
+    down=Blocks(128, 64, 8, 3, registers=128, programs=2),
+    down_backward=Blocks(128, 32, 4, 4, registers=168),
+    up_backward=Blocks(128, 64, 8, 3, registers=128, programs=2),
 )
 _SMALL = Plan(
-    up=Blocks(64, 256, 32, 8, 3, registers=128),
-    down=Blocks(128, 256, 64, 8, 4),
-    down_backward=Blocks(64, 256, 32, 8, 3, registers=128),
-    up_backward=Blocks(128, 256, 64, 8, 4),
+    m=128,
+    up=Blocks(128, 64, 8, 3, registers=128, programs=2),
+    down=Blocks(256, 64, 8, 3),
+    down_backward=Blocks(128, 64, 8, 3, registers=128),
+    up_backward=Blocks(256, 64, 8, 3),
 )
 _TINY = Plan(
-    up=Blocks(64, 128, 64, 4, 3),
-    down=Blocks(64, 128, 64, 4, 3),
-    down_backward=Blocks(64, 128, 64, 4, 3),
-    up_backward=Blocks(64, 128, 64, 4, 3),
+    m=64,
+    up=Blocks(128, 64, 4, 3, programs=2),
+    down=Blocks(128, 64, 4, 3, programs=2),
+    down_backward=Blocks(128, 64, 4, 3),
+    up_backward=Blocks(128, 64, 4, 3, programs=2),
 )
 _FLOAT32 = Plan(
-    up=Blocks(32, 32, 32, 4, 2),
-    down=Blocks(32, 32, 32, 4, 2),
-    down_backward=Blocks(32, 32, 32, 4, 2),
-    up_backward=Blocks(32, 32, 32, 4, 2),
+    m=32,
+    up=Blocks(32, 32, 4, 2, programs=4),
+    down=Blocks(32, 32, 4, 2, programs=4),
+    down_backward=Blocks(32, 32, 4, 2),
+    up_backward=Blocks(32, 32, 4, 2, programs=4),
 )
 
 
@@ -96,47 +108,67 @@ def pad_to_power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-Tiles = tuple[Tensor, Tensor, Tensor]
+def count_rows(num_slots: int, num_experts: int) -> int:
+    """P: room for every slot, and for each expert to begin a tile, whichever plan is chosen."""
+    return (ceil_div(num_slots, LARGEST_TILE) + num_experts) * LARGEST_TILE
 
 
-def _make_tiles(ends: Tensor, num_slots: int, m: int) -> Tiles:
-    """The expert (or −1), the first sorted slot and the end of each of at most S/m + E tiles, int32."""
-    num_experts = len(ends)
-    num_tiles = ceil_div(num_slots, m) + num_experts
-    expert, first, end = ends.new_empty(3, num_tiles).unbind()
-    padded = pad_to_power(num_experts)
-    block = max(1, min(32, 16384 // padded))
-    kernels.tile_kernel[(ceil_div(num_tiles, block),)](
-        ends, expert, first, end, num_experts, num_tiles, E=padded, BM=m, BT=block
-    )
-    return expert, first, end
+def slope_dtype(dtype: torch.dtype, width: int) -> torch.dtype:
+    """How slopes are kept (see `fused_kernels.pack_slope`): in bytes where the copy engine takes rows of so many."""
+    return torch.uint8 if dtype == torch.bfloat16 and width % 16 == 0 else dtype
 
 
-def _describe(tensor: Tensor, rows: int, columns: int) -> Any:
-    """A stack or matrix as rows × width, for the copy engine to fetch blocks from."""
-    return TensorDescriptor.from_tensor(tensor.view(-1, tensor.shape[-1]), [rows, columns])
+def _describe(matrix: Tensor, rows: int, columns: int) -> Any:
+    """A matrix, for the copy engine to fetch blocks from or to bring them to."""
+    return TensorDescriptor(matrix, matrix.shape, matrix.stride(), [rows, columns])
 
 
 _DESCRIPTORS: dict[tuple[Any, ...], Any] = {}
 
 
-def _describe_stack(stack: Tensor, rows: int, columns: int) -> Any:
-    """The same for frozen weights, which stay where they are: described once, and forgotten when they are freed."""
-    key = stack.data_ptr(), stack.shape, stack.dtype, rows, columns
+def _describe_stack(stack: Tensor, rows: int, columns: int, describe: Callable[..., Any] = _describe) -> Any:
+    """A stack as one matrix. Frozen weights stay where they are: described once, and forgotten when they are freed."""
+    key = stack.data_ptr(), stack.shape, stack.dtype, rows, columns, describe
     found = _DESCRIPTORS.get(key)
     if found is None:
         # `.data` is the same memory and no view of `stack`, which would keep alive the tensor whose end it awaits.
-        found = _DESCRIPTORS[key] = _describe(stack.data, rows, columns)
+        found = _DESCRIPTORS[key] = describe(stack.data.view(-1, stack.shape[-1]), rows, columns)
         weakref.finalize(stack, _DESCRIPTORS.pop, key, None)
     return found
 
 
-def _launch(kernel: Any, blocks: Blocks, width: int, *arguments: Any, tiles: Tiles, **sizes: Any) -> None:
-    """Launch one of the four matrix kernels over `width` columns."""
-    kernel[(ceil_div(width, blocks.n), len(tiles[0]))](
-        *arguments, *tiles, **sizes, BM=blocks.m, BN=blocks.n, BK=blocks.k,
+@dataclass(frozen=True)
+class Tiles:
+    """What every product works on: which expert each tile of m rows has, and how many tiles are in use."""
+
+    m: int
+    expert: Tensor  # (at most T,) int32
+    used: Tensor  # () int32, on the device
+
+
+def _launch(
+    kernel: Any, blocks: Blocks, width: int, tiles: Tiles, *arguments: Any, stays: bool = True, **sizes: Any
+) -> None:
+    """Launch one of the four matrix kernels over `width` columns; stays: its programs take one block after another."""
+    grid = (
+        (_programs(tiles, width, blocks.n, blocks.programs),)
+        if stays
+        else (ceil_div(width, blocks.n), len(tiles.expert))
+    )
+    kernel[grid](
+        *arguments, tiles.expert, tiles.used, **sizes, BM=tiles.m, BN=blocks.n, BK=blocks.k,
         num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
     )  # fmt: skip
+
+
+def _programs(tiles: Tiles, width: int, n: int, on_each: int = 1) -> int:
+    """Programs that stay: so many on each multiprocessor, and never more than there are blocks of n columns."""
+    return min(ceil_div(width, n) * len(tiles.expert), on_each * _multiprocessors(tiles.used.device))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -144,67 +176,94 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def _token_block(d: int) -> tuple[int, int]:
-    """(tokens, padded width) of a program of the two mixing kernels."""
+def _per_token(kernel: Any, *arguments: Any, num_tokens: int, top_k: int, d: int) -> None:
+    """Launch one of the kernels that go over the tokens."""
     padded = pad_to_power(d)
-    return max(1, 2048 // padded), padded
+    block = max(1, 2048 // padded)
+    kernel[(ceil_div(num_tokens, block),)](*arguments, num_tokens, K=top_k, D=d, BLOCK=block, BD=padded)
+
+
+def _multiply_up(
+    spread: Tensor, up: Tensor, up_bias: Tensor, hidden: Tensor, slope: Tensor, tiles: Tiles, plan: Plan,
+    sizes: dict[str, Any],
+) -> None:  # fmt: skip
+    d, f = sizes["D"], sizes["F"]
+    m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
+    if pingpong.can_take_turns(spread, plan.m, f):
+        source, weights = pingpong.describe(spread, m, k), _describe_stack(up, n, k, pingpong.describe)
+        targets = pingpong.describe(hidden, m, n // 2), pingpong.describe(slope, m, n // 2)
+        arguments = source, weights, up_bias, *targets, tiles.expert, tiles.used
+        pingpong.launch(pingpong.up_kernel, _programs(tiles, f, n), *arguments, d=d, f=f)
+        return
+    b = fit(plan.up, f)
+    source, weights = _describe(spread, plan.m, b.k), _describe_stack(up, b.n, b.k)
+    targets = _describe(hidden, plan.m, b.n // 4), _describe(slope, plan.m, b.n // 4)
+    _launch(kernels.up_kernel, b, f, tiles, source, weights, up_bias, *targets, **sizes)
+
+
+def _multiply_down_backward(
+    spread: Tensor, down: Tensor, slope: Tensor, grad_pre: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
+) -> None:
+    d, f = sizes["D"], sizes["F"]
+    m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
+    if pingpong.can_take_turns(spread, plan.m, f):
+        source, weights = pingpong.describe(spread, m, k), _describe_stack(down, k, n, pingpong.describe)
+        targets = pingpong.describe(slope, m, n), pingpong.describe(grad_pre, m, n // 2)
+        arguments = source, weights, *targets, tiles.expert, tiles.used
+        pingpong.launch(pingpong.down_backward_kernel, _programs(tiles, f, n), *arguments, d=d, f=f)
+        return
+    b = fit(plan.down_backward, f)
+    source, weights = _describe(spread, plan.m, b.k), _describe_stack(down, b.k, b.n)
+    targets = _describe(slope, plan.m, b.n), _describe(grad_pre, plan.m, b.n)
+    _launch(kernels.down_backward_kernel, b, f, tiles, source, weights, *targets, stays=False, **sizes)
 
 
 def run_forward(
     x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y (N, D), and for the backward pass: pre (S, F), order (S,), ends (E,)."""
+) -> tuple[Tensor, ...]:
+    """y (N, D), and for the backward pass: slope (P, F), rows (P, D), each slot's row (N, K), and the tiles' experts
+    and number."""
     num_tokens, top_k = experts.shape
     num_experts, f, d = up.shape
-    slots = num_tokens * top_k
-    plan = choose_plan(x.dtype, slots, num_experts)
-    table = sort_slots(experts, num_experts)
+    plan = choose_plan(x.dtype, num_tokens * top_k, num_experts)
+    m = plan.m
+    placed = place_slots(experts, num_experts, m)
+    tiles = Tiles(m, placed.tile_expert, placed.num_tiles)
+    size = count_rows(num_tokens * top_k, num_experts)
     sizes: dict[str, Any] = {"D": d, "F": f, "PRECISION": _precision(x.dtype)}
-    pre, hidden = x.new_empty(slots, f), x.new_empty(slots, f)
-    blocks = fit(plan.up, f)
-    tiles = _make_tiles(table.ends, slots, blocks.m)
-    weights = _describe_stack(up, blocks.n, blocks.k)
-    _launch(kernels.up_kernel, blocks, f, x, table.order, weights, up_bias, pre, hidden, tiles=tiles, K=top_k, **sizes)
-    rows = x.new_empty(slots, d)
-    blocks = fit(plan.down, d)
-    tiles = tiles if blocks.m == plan.up.m else _make_tiles(table.ends, slots, blocks.m)
-    weights, source = _describe_stack(down, blocks.n, blocks.k), _describe(hidden, blocks.m, blocks.k)
-    _launch(kernels.down_kernel, blocks, d, source, table.order, weights, down_bias, rows, tiles=tiles, **sizes)
+    tokens: dict[str, int] = {"num_tokens": num_tokens, "top_k": top_k, "d": d}
+    spread, hidden, rows = (x.new_empty(size, width) for width in (d, f, d))
+    slope = x.new_empty(size, f, dtype=slope_dtype(x.dtype, f))
+    _per_token(kernels.spread_kernel, x, placed.row, spread, **tokens)
+    _multiply_up(spread, up, up_bias, hidden, slope, tiles, plan, sizes)
+    b = fit(plan.down, d)
+    source, weights = _describe(hidden, m, b.k), _describe_stack(down, b.n, b.k)
+    _launch(kernels.down_kernel, b, d, tiles, source, weights, down_bias, _describe(rows, m, b.n // 2), **sizes)
     y = torch.empty_like(x)
-    block, padded = _token_block(d)
-    kernels.mix_kernel[(ceil_div(num_tokens, block),)](rows, gates, y, num_tokens, K=top_k, D=d, BLOCK=block, BD=padded)
-    return y, pre, table.order, table.ends
+    _per_token(kernels.mix_kernel, rows, placed.row, gates, y, **tokens)
+    return y, slope, rows, placed.row, placed.tile_expert, placed.num_tiles
 
 
 def run_backward(
-    grad_y: Tensor, experts: Tensor, gates: Tensor, pre: Tensor, order: Tensor, ends: Tensor,
-    up: Tensor, down: Tensor, down_bias: Tensor,
+    grad_y: Tensor, gates: Tensor, slope: Tensor, rows: Tensor, row: Tensor, tile_expert: Tensor, num_tiles: Tensor,
+    up: Tensor, down: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of x (N, D) and of the gates (N, K)."""
-    num_tokens, top_k = experts.shape
+    num_tokens, top_k = gates.shape
     num_experts, f, d = up.shape
-    slots = num_tokens * top_k
-    plan = choose_plan(grad_y.dtype, slots, num_experts)
-    sizes: dict[str, Any] = {"D": d, "F": f, "PRECISION": _precision(pre.dtype)}
-    blocks = fit(plan.down_backward, f)
-    tiles = _make_tiles(ends, slots, blocks.m)
-    parts = ceil_div(f, blocks.n)
-    grad_pre = torch.empty_like(pre)
-    partial = torch.empty(slots, parts, dtype=torch.float32, device=pre.device)
-    weights = _describe_stack(down, blocks.k, blocks.n)
-    _launch(kernels.down_backward_kernel, blocks, f,
-            grad_y, order, gates, weights, pre, grad_pre, partial, tiles=tiles, K=top_k, **sizes)  # fmt: skip
-    grad_rows = grad_y.new_empty(slots, d)
-    blocks = fit(plan.up_backward, d)
-    tiles = tiles if blocks.m == plan.down_backward.m else _make_tiles(ends, slots, blocks.m)
-    weights, source = _describe_stack(up, blocks.k, blocks.n), _describe(grad_pre, blocks.m, blocks.k)
-    _launch(kernels.up_backward_kernel, blocks, d, source, order, weights, grad_rows, tiles=tiles, **sizes)
+    plan = choose_plan(grad_y.dtype, num_tokens * top_k, num_experts)
+    m = plan.m
+    tiles = Tiles(m, tile_expert, num_tiles)
+    sizes: dict[str, Any] = {"D": d, "F": f, "PRECISION": _precision(rows.dtype)}
+    tokens: dict[str, int] = {"num_tokens": num_tokens, "top_k": top_k, "d": d}
+    spread, grad_pre, grad_spread = torch.empty_like(rows), rows.new_empty(slope.shape), torch.empty_like(rows)
     grad_x, grad_gates = torch.empty_like(grad_y), torch.empty_like(gates)
-    block, padded = _token_block(d)
-    kernels.mix_backward_kernel[(ceil_div(num_tokens, block),)](
-        grad_rows, partial, grad_y, experts, down_bias, grad_x, grad_gates, num_tokens,
-        K=top_k, D=d, PARTS=parts, PARTS_PADDED=pad_to_power(parts), BLOCK=block, BD=padded,
-    )  # fmt: skip
+    _per_token(kernels.spread_backward_kernel, grad_y, row, gates, rows, spread, grad_gates, **tokens)
+    _multiply_down_backward(spread, down, slope, grad_pre, tiles, plan, sizes)
+    b = fit(plan.up_backward, d)
+    source, weights = _describe(grad_pre, m, b.k), _describe_stack(up, b.k, b.n)
+    _launch(kernels.up_backward_kernel, b, d, tiles, source, weights, _describe(grad_spread, m, b.n // 2), **sizes)
+    _per_token(kernels.mix_kernel, grad_spread, row, None, grad_x, **tokens)
     return grad_x, grad_gates
 
 
@@ -213,9 +272,9 @@ class FrozenExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, experts: Tensor, gates: Tensor, *stacks: Tensor) -> Tensor:
-        up, _, down, down_bias = stacks
-        y, pre, order, ends = run_forward(x, experts, gates, *stacks)
-        ctx.save_for_backward(experts, gates, pre, order, ends, up, down, down_bias)
+        up, _, down, _ = stacks
+        y, *kept = run_forward(x, experts, gates, *stacks)
+        ctx.save_for_backward(gates, *kept, up, down)
         return y
 
     @staticmethod
@@ -231,35 +290,39 @@ class FrozenExperts(torch.autograd.Function):
 @torch.library.custom_op("some_moe::frozen_experts", mutates_args=())
 def frozen_experts(
     x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return run_forward(x, experts, gates, up, up_bias, down, down_bias)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return run_forward(x, experts, gates, up, up_bias, down, down_bias)  # type: ignore[return-value]
 
 
 @frozen_experts.register_fake
-def _(x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa: ARG001
+def _(x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG001
+    num_experts, f, d = up.shape
     slots = experts.shape[0] * experts.shape[1]
-    order = experts.new_empty(slots)
-    return torch.empty_like(x), x.new_empty(slots, up.shape[1]), order, order.new_empty(up.shape[0], dtype=torch.int32)
+    size = count_rows(slots, num_experts)
+    row = experts.new_empty(experts.shape, dtype=torch.int32)
+    most = ceil_div(slots, choose_plan(x.dtype, slots, num_experts).m) + num_experts
+    slope = x.new_empty(size, f, dtype=slope_dtype(x.dtype, f))
+    return torch.empty_like(x), slope, x.new_empty(size, d), row, row.new_empty(most), row.new_empty(())
 
 
 @torch.library.custom_op("some_moe::frozen_experts_backward", mutates_args=())
 def frozen_experts_backward(
-    grad_y: Tensor, experts: Tensor, gates: Tensor, pre: Tensor, order: Tensor, ends: Tensor,
-    up: Tensor, down: Tensor, down_bias: Tensor,
+    grad_y: Tensor, gates: Tensor, slope: Tensor, rows: Tensor, row: Tensor, tile_expert: Tensor, num_tiles: Tensor,
+    up: Tensor, down: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return run_backward(grad_y, experts, gates, pre, order, ends, up, down, down_bias)
+    return run_backward(grad_y, gates, slope, rows, row, tile_expert, num_tiles, up, down)
 
 
 @frozen_experts_backward.register_fake
-def _(grad_y: Tensor, experts: Tensor, gates: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _(grad_y: Tensor, gates: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     return torch.empty_like(grad_y), torch.empty_like(gates)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    _, experts, gates, up, _, down, down_bias = inputs
-    _, pre, order, ends = output
-    ctx.mark_non_differentiable(pre, order, ends)
-    ctx.save_for_backward(experts, gates, pre, order, ends, up, down, down_bias)
+    _, _, gates, up, _, down, _ = inputs
+    _, *kept = output
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(gates, *kept, up, down)
 
 
 def _backward(ctx: Any, grad_y: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG001

@@ -1,8 +1,9 @@
 """The Triton kernels of the fused path. `fused.py` says in which order they run, and why.
 
-Shapes: N tokens, K experts each, S = N·K slots sorted by expert, D model width, F hidden width. A tile is
-BM sorted slots of one expert; programs beyond the last tile find no expert and leave. Where an expert, a tile or
-a row begins is a 64-bit offset (B3's stacks have more than 2³¹ elements); within it 32 bits save registers.
+Shapes: N tokens, K experts each, D model width, F hidden width. A slot is a (token, choice); its row lies with those
+of the same expert, and each expert's rows begin at a multiple of BM, so that a tile of BM rows has one expert. P rows
+in all, some of them between two experts and unused: nothing reads what is computed there. So no kernel needs a mask
+for its rows, and all that the products read and write is moved by the copy engine, which cuts at the edges itself.
 """
 
 import triton
@@ -36,239 +37,195 @@ def gelu_parts(x, EXACT: tl.constexpr):
 
 
 @triton.jit
-def tile_kernel(
-    ends, tile_expert, tile_first, tile_end, num_experts, num_tiles, E: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr
-):
-    """Lay out the tiles: tile_expert (num_tiles,) is the tile's expert or −1; tile_first its first sorted
-    slot; tile_end one past its last. ends (num_experts,): one past each expert's last sorted slot.
-    """
-    expert = tl.arange(0, E)
-    known = expert < num_experts
-    end = tl.load(ends + expert, mask=known, other=0)
-    start = tl.load(ends + expert - 1, mask=known & (expert > 0), other=0)
-    tiles = tl.where(known, (end - start + BM - 1) // BM, 0)
-    last_tile = tl.cumsum(tiles, 0)
-    first_tile = last_tile - tiles
-    tile = tl.program_id(0) * BT + tl.arange(0, BT)
-    mine = (tile[:, None] >= first_tile[None, :]) & (tile[:, None] < last_tile[None, :])
-    found = tl.sum(tl.where(mine, expert[None, :] + 1, 0), 1) - 1
-    first = tl.sum(tl.where(mine, start[None, :] + (tile[:, None] - first_tile[None, :]) * BM, 0), 1)
-    last = tl.sum(tl.where(mine, end[None, :], 0), 1)
-    tl.store(tile_expert + tile, found, mask=tile < num_tiles)
-    tl.store(tile_first + tile, first, mask=tile < num_tiles)
-    tl.store(tile_end + tile, tl.minimum(first + BM, last), mask=tile < num_tiles)
-
-
-@triton.jit
-def gathered_product(
-    a_rows, weights, row, column, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Σ over K of a (BM, K) @ b (K, BN): a_rows points at the start of each row (BM, 1), and `tile_of` reads b."""
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    inner = tl.arange(0, BK)
-    for k in range(0, K, BK):
-        if K % BK == 0:
-            a_tile = tl.load(a_rows + (k + inner)[None, :])
-        else:
-            a_tile = tl.load(a_rows + (k + inner)[None, :], mask=(k + inner < K)[None, :], other=0.0)
-        acc = tl.dot(a_tile, tile_of(weights, row, column, k, TRANSPOSED), acc, input_precision=PRECISION)
-    return acc
-
-
-@triton.jit
-def sorted_product(
-    a, first, weights, row, column, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same where a's rows lie one after another: a is a descriptor of (S, K), read from row `first` on."""
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for k in range(0, K, BK):
-        acc = tl.dot(a.load([first, k]), tile_of(weights, row, column, k, TRANSPOSED), acc, input_precision=PRECISION)
-    return acc
-
-
-@triton.jit
-def tile_of(weights, row, column, k, TRANSPOSED: tl.constexpr):
-    """b (BK, BN) from the descriptor of a stack laid out as rows: rows from `row` on are one expert's.
-
-    TRANSPOSED: b's columns are rows of the stack. Beyond the expert's last row lies the next one's; what is read
-    there meets zeros of a, or makes columns that are not stored.
-    """
-    if TRANSPOSED:
-        tile = weights.load([row + column, k]).T
-    else:
-        tile = weights.load([row + k, column])
-    return tile
-
-
-@triton.jit
-def up_kernel(
-    x, order, up, up_bias, pre, hidden, tile_expert, tile_first, tile_end,
-    K: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """pre = x[token] @ upᵀ + bias and hidden = gelu(pre), both (S, F) in sorted order."""
-    n, tile = tl.program_id(0), tl.program_id(1)
-    expert = tl.load(tile_expert + tile)
-    first = tl.load(tile_first + tile).to(tl.int64)
-    slot = first.to(tl.int32) + tl.arange(0, BM)
-    inside = slot < tl.load(tile_end + tile)
-    if expert < 0:
-        return
-    token = tl.load(order + slot, mask=inside, other=0) // K
-    column = n * BN + tl.arange(0, BN)
-    exists = column < F
-    bias = tl.load(up_bias + expert * F + column, mask=exists, other=0.0)
-    acc = gathered_product(x + token[:, None] * D, up, expert * F, n * BN, D, BM, BN, BK, True, PRECISION)
-    acc += bias.to(tl.float32)[None, :]
-    cdf, _ = gelu_parts(acc, PRECISION == "ieee")
-    out = tl.arange(0, BM)[:, None] * F + column[None, :]
-    keep = inside[:, None] & exists[None, :]
-    tl.store(pre + first * F + out, acc.to(pre.dtype.element_ty), mask=keep)
-    tl.store(hidden + first * F + out, (acc * cdf).to(hidden.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def down_kernel(
-    hidden, order, down, down_bias, out, tile_expert, tile_first, tile_end,
-    D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """out = hidden @ downᵀ + bias: (S, D), each row where its slot stood before sorting."""
-    n, tile = tl.program_id(0), tl.program_id(1)
-    expert = tl.load(tile_expert + tile)
-    first = tl.load(tile_first + tile)
-    slot = first + tl.arange(0, BM)
-    inside = slot < tl.load(tile_end + tile)
-    if expert < 0:
-        return
-    column = n * BN + tl.arange(0, BN)
-    exists = column < D
-    bias = tl.load(down_bias + expert * D + column, mask=exists, other=0.0)
-    place = tl.load(order + slot, mask=inside, other=0).to(tl.int64)
-    acc = sorted_product(hidden, first, down, expert * D, n * BN, F, BM, BN, BK, True, PRECISION)
-    acc += bias.to(tl.float32)[None, :]
-    keep = inside[:, None] & exists[None, :]
-    tl.store(out + place[:, None] * D + column[None, :], acc.to(out.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def mix_kernel(rows, gates, y, num_tokens, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr):
-    """y (N, D) = Σ_k gate · rows (N, K, D): no atomics, so the same bits every time."""
+def spread_kernel(x, row, out, num_tokens, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr):
+    """out (P, D): each token's x (N, D) at the rows (N, K) of its slots."""
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = token < num_tokens
     column = tl.arange(0, BD)
-    keep = (token < num_tokens)[:, None] & (column < D)[None, :]
-    acc = tl.zeros((BLOCK, BD), dtype=tl.float32)
-    for k in range(K):
-        slot = token * K + k
-        gate = tl.load(gates + slot, mask=token < num_tokens, other=0.0).to(tl.float32)
-        acc += gate[:, None] * tl.load(rows + slot[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
-    tl.store(y + token[:, None] * D + column[None, :], acc.to(y.dtype.element_ty), mask=keep)
+    keep = exists[:, None] & (column < D)[None, :]
+    value = tl.load(x + token[:, None] * D + column[None, :], mask=keep, other=0.0)
+    for k in tl.range(K, loop_unroll_factor=4):
+        at = tl.load(row + token * K + k, mask=exists, other=0).to(tl.int64)
+        tl.store(out + at[:, None] * D + column[None, :], value, mask=keep)
+
+
+@triton.jit
+def product(
+    a, b, first, row, column, INNER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Σ over INNER of a (BM, INNER), rows from `first` on, times b (INNER, BN) of the expert whose matrix begins at
+    `row` of the stack; TRANSPOSED: b's columns are the rows of that matrix.
+
+    Beyond the expert's last row lies the next one's: what is read there meets zeros of a, or makes columns that are
+    cut off when they are stored.
+    """
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, INNER, BK):
+        left = a.load([first, k])
+        if TRANSPOSED:
+            right = b.load([row + column, k]).T
+        else:
+            right = b.load([row + k, column])
+        acc = tl.dot(left, right, acc, input_precision=PRECISION)
+    return acc
 
 
 @triton.jit
 def halves(tile, BM: tl.constexpr, BN: tl.constexpr):
-    """The left and the right half of the columns of a tile (BM, BN)."""
+    """The left and the right half of the columns of a tile (BM, BN): stored part by part it takes less room."""
     return tl.split(tl.permute(tl.reshape(tile, (BM, 2, BN // 2)), (0, 2, 1)))
 
 
+# The products' programs stay: each takes one block of columns of a tile after the other, and while it finishes one
+# (`flatten`), the copy engine fetches the beginning of the next.
+
+
 @triton.jit
-def backward_part(back, x, grad_pre, at, gate, keep, PRECISION: tl.constexpr):
-    """Store gate · back · gelu′(x) for some columns of a tile, and return Σ gelu(x) · back (BM,)."""
-    x = x.to(tl.float32)
-    cdf, pdf = gelu_parts(x, PRECISION == "ieee")
-    grad = gate[:, None] * back * (cdf + x * pdf)
-    tl.store(grad_pre + at, grad.to(grad_pre.dtype.element_ty), mask=keep)
-    # Where nothing was to be read x is 0, and so is its share.
-    return tl.sum(x * cdf * back, 1)
+def up_kernel(
+    spread, up, up_bias, hidden, slope, tile_expert, num_tiles,
+    D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """hidden = gelu(pre) and slope = gelu′(pre), both (P, F), of pre = spread @ upᵀ + bias."""
+    COLUMNS: tl.constexpr = (F + BN - 1) // BN
+    for job in tl.range(tl.program_id(0), tl.load(num_tiles) * COLUMNS, tl.num_programs(0), flatten=True):
+        first, column = job // COLUMNS * BM, job % COLUMNS * BN
+        expert = tl.load(tile_expert + job // COLUMNS)
+        acc = product(spread, up, first, expert * F, column, D, BM, BN, BK, True, PRECISION)
+        columns = column + tl.arange(0, BN)
+        acc += tl.load(up_bias + expert * F + columns, mask=columns < F, other=0.0).to(tl.float32)[None, :]
+        left, right = halves(acc, BM, BN)
+        part_1, part_2 = halves(left, BM, BN // 2)
+        part_3, part_4 = halves(right, BM, BN // 2)
+        activate(part_1, hidden, slope, first, column, PRECISION)
+        activate(part_2, hidden, slope, first, column + BN // 4, PRECISION)
+        activate(part_3, hidden, slope, first, column + BN // 2, PRECISION)
+        activate(part_4, hidden, slope, first, column + BN // 2 + BN // 4, PRECISION)
+
+
+@triton.jit
+def activate(pre, hidden, slope, first, column, PRECISION: tl.constexpr):
+    """Store gelu(pre) and gelu′(pre) of a block."""
+    cdf, pdf = gelu_parts(pre, PRECISION == "ieee")
+    hidden.store([first, column], (pre * cdf).to(hidden.dtype))
+    slope.store([first, column], pack_slope(cdf + pre * pdf, slope.dtype))
+
+
+# A slope lies between −0.13 and 1.13: counted from −0.13 in steps of 0.005 it fits a byte, to ±0.0025, as fine as bf16
+# rounds the gradient beside it, with half the memory to write, to keep and to read. Adding 2²³ leaves a whole number in
+# the last bits of a float, and taking it off gives the float back, in a fraction of a conversion's time.
+STEPS = tl.constexpr(200.0)  # from 0 to 1
+ZERO = tl.constexpr(26.0)  # the byte of slope 0
+WHOLE = tl.constexpr(8388608.0)
+WHOLE_BITS = tl.constexpr(0x4B000000)
+
+
+@triton.jit
+def pack_slope(slope, DTYPE: tl.constexpr):
+    """Slopes as they are kept: bytes, or in the experts' type."""
+    if tl.uint8 == DTYPE:
+        packed = (slope * STEPS + (WHOLE + ZERO)).to(tl.int32, bitcast=True).to(tl.uint8)
+    else:
+        packed = slope.to(DTYPE)
+    return packed
+
+
+@triton.jit
+def unpack_slope(packed):
+    """Slopes in float32."""
+    if packed.dtype == tl.uint8:
+        whole = (packed.to(tl.int32) | WHOLE_BITS).to(tl.float32, bitcast=True) - (WHOLE + ZERO)
+        slope = whole * (1 / STEPS)
+    else:
+        slope = packed.to(tl.float32)
+    return slope
+
+
+@triton.jit
+def down_kernel(
+    hidden, down, down_bias, rows, tile_expert, num_tiles,
+    D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """rows (P, D) = hidden @ downᵀ + bias."""
+    COLUMNS: tl.constexpr = (D + BN - 1) // BN
+    for job in tl.range(tl.program_id(0), tl.load(num_tiles) * COLUMNS, tl.num_programs(0), flatten=True):
+        first, column = job // COLUMNS * BM, job % COLUMNS * BN
+        expert = tl.load(tile_expert + job // COLUMNS)
+        acc = product(hidden, down, first, expert * D, column, F, BM, BN, BK, True, PRECISION)
+        columns = column + tl.arange(0, BN)
+        acc += tl.load(down_bias + expert * D + columns, mask=columns < D, other=0.0).to(tl.float32)[None, :]
+        left, right = halves(acc, BM, BN)
+        rows.store([first, column], left.to(rows.dtype))
+        rows.store([first, column + BN // 2], right.to(rows.dtype))
+
+
+@triton.jit
+def mix_kernel(
+    rows, row, gates, y, num_tokens, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr
+):
+    """y (N, D) = Σ_k gate · rows[row]: no atomics, so the same bits every time. gates None: every one is 1."""
+    token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = token < num_tokens
+    column = tl.arange(0, BD)
+    keep = exists[:, None] & (column < D)[None, :]
+    acc = tl.zeros((BLOCK, BD), dtype=tl.float32)
+    for k in tl.range(K, loop_unroll_factor=4):
+        at = tl.load(row + token * K + k, mask=exists, other=0).to(tl.int64)
+        part = tl.load(rows + at[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
+        if gates is not None:
+            part *= tl.load(gates + token * K + k, mask=exists, other=0.0).to(tl.float32)[:, None]
+        acc += part
+    tl.store(y + token[:, None] * D + column[None, :], acc.to(y.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def spread_backward_kernel(
+    grad_y, row, gates, rows, out, grad_gates, num_tokens, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    BD: tl.constexpr,
+):  # fmt: skip
+    """out (P, D) = gate · grad_y at the rows of each token's slots; grad_gates (N, K) = rows · grad_y."""
+    token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = token < num_tokens
+    column = tl.arange(0, BD)
+    keep = exists[:, None] & (column < D)[None, :]
+    incoming = tl.load(grad_y + token[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
+    for k in tl.range(K, loop_unroll_factor=4):
+        at = tl.load(row + token * K + k, mask=exists, other=0).to(tl.int64)[:, None] * D + column[None, :]
+        gate = tl.load(gates + token * K + k, mask=exists, other=0.0).to(tl.float32)
+        found = tl.load(rows + at, mask=keep, other=0.0).to(tl.float32)
+        tl.store(out + at, (gate[:, None] * incoming).to(out.dtype.element_ty), mask=keep)
+        share = tl.sum(found * incoming, 1)
+        tl.store(grad_gates + token * K + k, share.to(grad_gates.dtype.element_ty), mask=exists)
 
 
 @triton.jit
 def down_backward_kernel(
-    grad_y, order, gates, down, pre, grad_pre, partial, tile_expert, tile_first, tile_end,
-    K: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    grad_rows, down, slope, grad_pre, tile_expert, num_tiles,
+    D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,  # noqa: ARG001
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """back = grad_y[token] @ down; grad_pre = gate · back · gelu′(pre) (S, F), sorted; and each column block's
-    share of the gate gradient, Σ gelu(pre) · back, in partial (S, F / BN), where the slot stood before sorting."""
+    """grad_pre (P, F) = (grad_rows @ down) · slope. One block a program: fetching slopes takes the room that a longer
+    life would need."""
     n, tile = tl.program_id(0), tl.program_id(1)
-    expert = tl.load(tile_expert + tile)
-    first = tl.load(tile_first + tile).to(tl.int64)
-    slot = first.to(tl.int32) + tl.arange(0, BM)
-    inside = slot < tl.load(tile_end + tile)
-    if expert < 0:
+    if tile >= tl.load(num_tiles):
         return
-    place = tl.load(order + slot, mask=inside, other=0)
-    gate = tl.load(gates + place, mask=inside, other=0.0).to(tl.float32)
-    # A quarter of the columns at a time: the registers would not hold more. Two are fetched before the product.
-    column = n * BN + tl.arange(0, BN // 4)
-    rows = tl.arange(0, BM)[:, None] * F
-    at_1, at_2 = rows + column[None, :], rows + (column + BN // 4)[None, :]
-    at_3, at_4 = rows + (column + BN // 2)[None, :], rows + (column + BN // 2 + BN // 4)[None, :]
-    keep_1 = inside[:, None] & (column < F)[None, :]
-    keep_2 = inside[:, None] & (column + BN // 4 < F)[None, :]
-    keep_3 = inside[:, None] & (column + BN // 2 < F)[None, :]
-    keep_4 = inside[:, None] & (column + BN // 2 + BN // 4 < F)[None, :]
-    pre += first * F
-    grad_pre += first * F
-    x_1 = tl.load(pre + at_1, mask=keep_1, other=0.0)
-    x_2 = tl.load(pre + at_2, mask=keep_2, other=0.0)
-    back = gathered_product(
-        grad_y + (place // K)[:, None] * D, down, expert * D, n * BN, D, BM, BN, BK, False, PRECISION
-    )
-    left, right = halves(back, BM, BN)
-    back_1, back_2 = halves(left, BM, BN // 2)
-    back_3, back_4 = halves(right, BM, BN // 2)
-    x_3 = tl.load(pre + at_3, mask=keep_3, other=0.0)
-    share = backward_part(back_1, x_1, grad_pre, at_1, gate, keep_1, PRECISION)
-    x_4 = tl.load(pre + at_4, mask=keep_4, other=0.0)
-    share += backward_part(back_2, x_2, grad_pre, at_2, gate, keep_2, PRECISION)
-    share += backward_part(back_3, x_3, grad_pre, at_3, gate, keep_3, PRECISION)
-    share += backward_part(back_4, x_4, grad_pre, at_4, gate, keep_4, PRECISION)
-    tl.store(partial + place.to(tl.int64) * tl.num_programs(0) + n, share, mask=inside)
+    expert = tl.load(tile_expert + tile)
+    acc = product(grad_rows, down, tile * BM, expert * D, n * BN, D, BM, BN, BK, False, PRECISION)
+    grad = acc * unpack_slope(slope.load([tile * BM, n * BN]))
+    grad_pre.store([tile * BM, n * BN], grad.to(grad_pre.dtype))
 
 
 @triton.jit
 def up_backward_kernel(
-    grad_pre, order, up, grad_rows, tile_expert, tile_first, tile_end,
+    grad_pre, up, grad_spread, tile_expert, num_tiles,
     D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """grad_rows = grad_pre @ up: (S, D), each row where its slot stood before sorting."""
-    n, tile = tl.program_id(0), tl.program_id(1)
-    expert = tl.load(tile_expert + tile)
-    first = tl.load(tile_first + tile)
-    slot = first + tl.arange(0, BM)
-    inside = slot < tl.load(tile_end + tile)
-    if expert < 0:
-        return
-    column = n * BN + tl.arange(0, BN)
-    place = tl.load(order + slot, mask=inside, other=0).to(tl.int64)
-    acc = sorted_product(grad_pre, first, up, expert * F, n * BN, F, BM, BN, BK, False, PRECISION)
-    keep = inside[:, None] & (column < D)[None, :]
-    tl.store(grad_rows + place[:, None] * D + column[None, :], acc.to(grad_rows.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def mix_backward_kernel(
-    grad_rows, partial, grad_y, experts, down_bias, grad_x, grad_gates, num_tokens,
-    K: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    BD: tl.constexpr,
-):  # fmt: skip
-    """grad_x (N, D) = Σ_k grad_rows; grad_gates (N, K) = Σ partial + down_bias[expert] · grad_y."""
-    token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exists = token < num_tokens
-    column = tl.arange(0, BD)
-    part = tl.arange(0, PARTS_PADDED)
-    keep = exists[:, None] & (column < D)[None, :]
-    incoming = tl.load(grad_y + token[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
-    acc = tl.zeros((BLOCK, BD), dtype=tl.float32)
-    for k in range(K):
-        slot = token * K + k
-        acc += tl.load(grad_rows + slot[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
-        expert = tl.load(experts + slot, mask=exists, other=0).to(tl.int64)
-        bias = tl.load(down_bias + expert[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
-        shares = tl.load(
-            partial + slot[:, None] * PARTS + part[None, :], mask=exists[:, None] & (part < PARTS)[None, :], other=0.0
-        )
-        tl.store(grad_gates + slot, tl.sum(bias * incoming, 1) + tl.sum(shares, 1), mask=exists)
-    tl.store(grad_x + token[:, None] * D + column[None, :], acc.to(grad_x.dtype.element_ty), mask=keep)
+    """grad_spread (P, D) = grad_pre @ up: what `mix_kernel` adds up to the gradient of x."""
+    COLUMNS: tl.constexpr = (D + BN - 1) // BN
+    for job in tl.range(tl.program_id(0), tl.load(num_tiles) * COLUMNS, tl.num_programs(0), flatten=True):
+        first, column = job // COLUMNS * BM, job % COLUMNS * BN
+        expert = tl.load(tile_expert + job // COLUMNS)
+        acc = product(grad_pre, up, first, expert * F, column, F, BM, BN, BK, False, PRECISION)
+        left, right = halves(acc, BM, BN)
+        grad_spread.store([first, column], left.to(grad_spread.dtype))
+        grad_spread.store([first, column + BN // 2], right.to(grad_spread.dtype))

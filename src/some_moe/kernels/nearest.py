@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from some_moe.kernels.sums import can_sum, sum_in_one_pass
+
 
 @triton.jit
 def nearest_kernel(
@@ -71,6 +73,17 @@ def merge_kernel(
 
 
 @triton.jit
+def split_kernel(keys, parts, size, BLOCK: tl.constexpr):
+    """parts (3, size) in bf16: the keys (size,), what that rounding left, and what was left then."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rest = tl.load(keys + place, mask=place < size, other=0.0)
+    for part in tl.static_range(3):
+        rounded = rest.to(tl.bfloat16)
+        tl.store(parts + part * size + place, rounded, mask=place < size)
+        rest -= rounded.to(tl.float32)
+
+
+@triton.jit
 def nearest_backward_kernel(
     grad_scores, experts, keys, grad_query, num_queries, K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BD: tl.constexpr,
@@ -81,7 +94,7 @@ def nearest_backward_kernel(
     column = tl.arange(0, BD)
     keep = exists[:, None] & (column < D)[None, :]
     acc = tl.zeros((BM, BD), dtype=tl.float32)
-    for k in range(K):
+    for k in tl.range(K, loop_unroll_factor=4):
         grad = tl.load(grad_scores + row * K + k, mask=exists, other=0.0)
         expert = tl.load(experts + row * K + k, mask=exists, other=0)
         acc += grad[:, None] * tl.load(keys + expert[:, None] * D + column[None, :], mask=keep, other=0.0)
@@ -122,10 +135,9 @@ def nearest(query: Tensor, keys: Tensor, bias: Tensor, top_k: int) -> tuple[Tens
 
 def split_bf16(keys: Tensor) -> Tensor:
     """Three bf16 parts (3, E, D) that add up to float32 keys (E, D) to the last bit or two."""
-    first = keys.to(torch.bfloat16)
-    rest = keys - first.float()
-    second = rest.to(torch.bfloat16)
-    return torch.stack((first, second, (rest - second.float()).to(torch.bfloat16)))
+    parts = torch.empty(3, *keys.shape, dtype=torch.bfloat16, device=keys.device)
+    split_kernel[(triton.cdiv(keys.numel(), 1024),)](keys, parts, keys.numel(), BLOCK=1024)
+    return parts
 
 
 @nearest.register_fake
@@ -169,11 +181,12 @@ nearest.register_autograd(_backward, setup_context=_save)
 
 @triton.jit
 def mark_kernel(
-    query, experts, counted, marks, norms, num_tokens, E: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr,
+    query, experts, counted, marks, norms, norm_sums, numbers, num_tokens, E: tl.constexpr, BE: tl.constexpr,
+    K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Mark each counted token's experts in marks (N, WIDTH), zero before: 1 at e, and 1/|query| in two bf16 parts
-    at E + e and 2E + e; and 1 at 3E. norms (N,): |query| of every token."""
+    """Mark each counted token's experts in marks (N, 3E + 8): 1 at e, and 1/|query| in two bf16 parts at E + e and
+    2E + e; and 1 at 3E. All else is 0. norms (N,): |query| of every token; norm_sums and numbers: each program's
+    sum over the counted ones, and how many they are."""
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = token < num_tokens
     column = tl.arange(0, BD)
@@ -187,49 +200,107 @@ def mark_kernel(
     scale = tl.where(norm > 0, 1.0 / norm, 0.0)
     high = scale.to(tl.bfloat16)
     low = (scale - high.to(tl.float32)).to(tl.bfloat16)
-    counts = exists & (tl.load(counted + token, mask=exists, other=0) != 0)
-    row = marks + token * WIDTH
-    tl.store(row + 3 * E, tl.full((BLOCK,), 1.0, tl.bfloat16), mask=counts)
-    for k in range(K):
-        expert = tl.load(experts + token * K + k, mask=exists, other=0)
-        tl.store(row + expert, tl.full((BLOCK,), 1.0, tl.bfloat16), mask=counts)
-        tl.store(row + E + expert, high, mask=counts)
-        tl.store(row + 2 * E + expert, low, mask=counts)
+    enters = exists & (tl.load(counted + token, mask=exists, other=0) != 0)
+    tl.store(norm_sums + tl.program_id(0), tl.sum(tl.where(enters, norm, 0.0), 0))
+    tl.store(numbers + tl.program_id(0), tl.sum(enters.to(tl.int32), 0))
+
+    expert = tl.arange(0, BE)[None, :]
+    chosen = tl.zeros((BLOCK, BE), dtype=tl.int1)
+    for k in tl.static_range(K):
+        chosen |= expert == tl.load(experts + token * K + k, mask=enters, other=-1)[:, None]
+    keep = exists[:, None] & (expert < E)
+    row = marks + token[:, None] * (3 * E + 8)
+    nothing = tl.zeros((BLOCK, BE), dtype=tl.bfloat16)
+    tl.store(row + expert, chosen.to(tl.float32).to(tl.bfloat16), mask=keep)
+    tl.store(row + E + expert, tl.where(chosen, high[:, None], nothing), mask=keep)
+    tl.store(row + 2 * E + expert, tl.where(chosen, low[:, None], nothing), mask=keep)
+    rest = tl.arange(0, 8)[None, :]
+    one = enters[:, None] & (rest == 0)
+    tl.store(row + 3 * E + rest, one.to(tl.float32).to(tl.bfloat16), mask=exists[:, None])
+
+
+@triton.jit
+def finish_kernel(
+    products, sums, norm_sums, numbers, counts, pairs, query_sum, raw_sum, norm_sum, num_counted, num_parts,
+    E: tl.constexpr, BE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Turn the products of marks into what `sum_by_expert` returns: program e < E for expert e, the last for the rest.
+
+    products (E, E); sums (2E + 8, D): of both parts of the unit queries, and of the queries in row 2E.
+    """
+    row = tl.program_id(0)
+    column = tl.arange(0, BD)
+    inside = column < D
+    if row < E:
+        high = tl.load(sums + row * D + column, mask=inside)
+        low = tl.load(sums + (E + row) * D + column, mask=inside)
+        tl.store(query_sum + row * D + column, high + low, mask=inside)
+        other = tl.arange(0, BE)
+        found = tl.load(products + row * E + other, mask=other < E)
+        tl.store(pairs + row * E + other, found.to(tl.int64), mask=other < E)
+        tl.store(counts + row, tl.load(products + row * E + row).to(tl.int64))
+    else:
+        tl.store(raw_sum + column, tl.load(sums + 2 * E * D + column, mask=inside), mask=inside)
+        length = tl.zeros((BLOCK,), dtype=tl.float32)
+        number = tl.zeros((BLOCK,), dtype=tl.int64)
+        for first in range(0, num_parts, BLOCK):
+            part = first + tl.arange(0, BLOCK)
+            length += tl.load(norm_sums + part, mask=part < num_parts, other=0.0)
+            number += tl.load(numbers + part, mask=part < num_parts, other=0)
+        tl.store(norm_sum, tl.sum(length, 0))
+        tl.store(num_counted, tl.sum(number, 0))
+
+
+Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @torch.library.custom_op("some_moe::sum_by_expert", mutates_args=())
-def sum_by_expert(
-    experts: Tensor, counted: Tensor, query: Tensor, num_experts: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def sum_by_expert(experts: Tensor, counted: Tensor, query: Tensor, num_experts: int) -> Sums:
     """Sums over the counted ones of N tokens with bf16 queries (N, D).
 
-    Co-selections (E, E) int64, exact; sums of unit queries (E, D); the sum of the queries (D,); and every query's
-    length (N,). Two bf16 products with float32 sums: ones are exact, and a length leaves an error of 2⁻¹⁷.
+    Selections (E,) and co-selections (E, E) int64, exact; sums of unit queries (E, D); the sum of the queries (D,);
+    the sum of their lengths (); how many are counted () int64; and every query's length (N,). All are bf16 products
+    with float32 sums: ones are exact, and a length leaves an error of 2⁻¹⁷. Few experts take one pass; many are marked
+    in a table first.
     """
     num_tokens, top_k = experts.shape
-    d = query.shape[1]
-    width = 3 * num_experts + 8
-    marks = torch.zeros(num_tokens, width, dtype=torch.bfloat16, device=query.device)
-    norms = torch.empty(num_tokens, dtype=torch.float32, device=query.device)
-    padded = triton.next_power_of_2(d)
-    block = max(1, 2048 // padded)
-    mark_kernel[(triton.cdiv(num_tokens, block),)](
-        query, experts, counted, marks, norms, num_tokens, E=num_experts, WIDTH=width, K=top_k, D=d, BLOCK=block,
-        BD=padded,
-    )  # fmt: skip
+    made = _empty_sums(experts, query, num_experts)
+    *totals, norms = made
+    if can_sum(query, num_experts):
+        sum_in_one_pass(experts, counted, query, totals, norms)
+        return made
+    padded, padded_experts = triton.next_power_of_2(query.shape[1]), triton.next_power_of_2(num_experts)
+    sizes = {"E": num_experts, "BE": padded_experts, "D": query.shape[1], "BD": padded}
+    block = max(1, 2048 // max(padded, padded_experts))
+    programs = triton.cdiv(num_tokens, block)
+    marks = query.new_empty(num_tokens, 3 * num_experts + 8)
+    norm_sums = norms.new_empty(programs)
+    numbers = norms.new_empty(programs, dtype=torch.int32)
+    mark_kernel[(programs,)](
+        query, experts, counted, marks, norms, norm_sums, numbers, num_tokens, K=top_k, BLOCK=block, **sizes
+    )
     ones = marks[:, :num_experts]
-    pairs = torch.mm(ones.T, ones, out_dtype=torch.float32).to(torch.int64)
+    products = torch.mm(ones.T, ones, out_dtype=torch.float32)
     sums = torch.mm(marks[:, num_experts:].T, query, out_dtype=torch.float32)
-    return pairs, sums[:num_experts] + sums[num_experts : 2 * num_experts], sums[2 * num_experts].clone(), norms
+    finish_kernel[(num_experts + 1,)](products, sums, norm_sums, numbers, *totals, programs, BLOCK=1024, **sizes)
+    return made
+
+
+def _empty_sums(experts: Tensor, query: Tensor, num_experts: int) -> Sums:
+    """Room for what `sum_by_expert` returns."""
+    num_tokens, d = query.shape
+    query_sum = query.new_empty(num_experts, d, dtype=torch.float32)
+    return (
+        experts.new_empty(num_experts),
+        experts.new_empty(num_experts, num_experts),
+        query_sum,
+        query_sum.new_empty(d),
+        query_sum.new_empty(()),
+        experts.new_empty(()),
+        query_sum.new_empty(num_tokens),
+    )
 
 
 @sum_by_expert.register_fake
-def _(
-    experts: Tensor,
-    counted: Tensor,  # noqa: ARG001
-    query: Tensor,
-    num_experts: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    real = query.new_empty(num_experts, query.shape[1], dtype=torch.float32)
-    pairs = experts.new_empty(num_experts, num_experts)
-    return pairs, real, real.new_empty(query.shape[1]), real.new_empty(query.shape[0])
+def _(experts: Tensor, counted: Tensor, query: Tensor, num_experts: int) -> Sums:  # noqa: ARG001
+    return _empty_sums(experts, query, num_experts)

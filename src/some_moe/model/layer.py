@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
+from some_moe.kernels import linear_gelu
 from some_moe.model import gravity as gravity_rules
 from some_moe.model.experts import ExpertLibrary, make_library
 from some_moe.model.init import init_weights
@@ -26,7 +27,7 @@ class DenseFFN(nn.Module):
         self.project = nn.Linear(width, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.project(nn.functional.gelu(self.expand(x)))
+        y: Tensor = self.project(linear_gelu(x, self.expand))
         return y
 
 
@@ -133,11 +134,12 @@ class SomeLayer(nn.Module):
         *,
         top_k: int | None = None,
         previous_query: Tensor | None = None,
+        again: Tensor | None = None,
     ) -> tuple[Tensor, Routing]:
         """x (B, T, D) → y (B, T, D) and the record of who was chosen. Changes no state.
 
         top_k: experts a token, if not the config's (warm-up). previous_query: the query of the layer before,
-        for `grounding`.
+        for `grounding`. again: x once more, where its gradients by query and by experts are wanted apart.
         """
         batch, time, d_model = x.shape
         if info is None:
@@ -145,19 +147,16 @@ class SomeLayer(nn.Module):
         top_k = top_k or self.model.top_k
         query = None
         if self.key_router is not None and self.query is not None:
-            query = self.query(x)
+            query = self.query(x if again is None else again)
             address = query
             if self.model.grounding and previous_query is not None:
                 address = query + self.model.grounding * previous_query
-            routing: Routing = self.key_router(address, info, top_k)
+            gates, routing = self.key_router(address, info, top_k)
         else:
             assert self.hash_router is not None
-            routing = self.hash_router(x, info, top_k)
+            gates, routing = self.hash_router(x, info, top_k)
         assert routing.experts is not None
-        assert routing.gates is not None
-        y: Tensor = self.library(
-            x.reshape(-1, d_model), routing.experts.flatten(0, 1), routing.gates.flatten(0, 1)
-        ).view_as(x)
+        y: Tensor = self.library(x.reshape(-1, d_model), routing.experts.flatten(0, 1), gates.flatten(0, 1)).view_as(x)
         for study in self.studies:
             y = study(y, x, query)
         return y, routing

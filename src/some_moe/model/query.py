@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
+from some_moe.kernels import linear_gelu
 
 
 class LinearQuery(nn.Module):
@@ -26,7 +27,7 @@ class MlpQuery(nn.Module):
         self.project = nn.Linear(config.query_width, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        query: Tensor = self.project(nn.functional.gelu(self.expand(x)))
+        query: Tensor = self.project(linear_gelu(x, self.expand))
         return query
 
 

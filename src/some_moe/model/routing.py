@@ -66,8 +66,8 @@ class Routing:
     sample: Tensor  # (S, D) unit queries, first in the order first
     sample_order: Tensor  # (S,) int64, NOT_SAMPLED where the batch had fewer tokens
     experts: Tensor | None = None  # (B, T, K) int64
-    gates: Tensor | None = None  # (B, T, K)
-    query: Tensor | None = None  # (B, T, D) the layer's query, before centring
+    gates: Tensor | None = None  # (B, T, K), a record: gradients go by what the router returns beside it
+    query: Tensor | None = None  # (B, T, D) the layer's query, before centring; a record, but for `grounding`
     aux_loss: Tensor | None = None  # () what this layer adds to the training loss
 
     def __add__(self, other: "Routing") -> "Routing":
@@ -103,12 +103,14 @@ def unit_vectors(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums over the counted ones of N tokens."""
+    """Sums over the counted ones of N tokens, called as in `Routing`."""
 
+    counts: Tensor  # (E,) int64
     pairs: Tensor  # (E, E) int64
     query_sum: Tensor  # (E, D)
     raw_sum: Tensor  # (D,)
     raw_norm_sum: Tensor  # ()
+    num_tokens: Tensor  # () int64
     has_direction: Tensor  # (N,) bool: the query's length is not zero
 
 
@@ -117,31 +119,47 @@ def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor
     if query.is_cuda and query.dtype == torch.bfloat16 and mean is None and has_triton():
         from some_moe.kernels.nearest import sum_by_expert
 
-        pairs, query_sum, raw_sum, norms = sum_by_expert(experts, counted, query, num_experts)
-        return _Sums(pairs, query_sum, raw_sum, (norms * counted).sum(), norms > 0)
+        counts, pairs, query_sum, raw_sum, norm_sum, num_tokens, norms = sum_by_expert(
+            experts, counted, query, num_experts
+        )
+        return _Sums(counts, pairs, query_sum, raw_sum, norm_sum, num_tokens, norms > 0)
     raw = at_least_float32(query)
     unit = unit_vectors(raw if mean is None else raw - mean.to(raw.dtype))
     raw = raw * counted.to(raw.dtype)[:, None]
     # One row per token with a 1 at each chosen expert: all sums are matrix products, exact for counts.
     chosen = unit.new_zeros(len(unit), num_experts)
     chosen.scatter_(1, experts, counted.to(unit.dtype)[:, None].expand(experts.shape))
+    pairs = (chosen.T @ chosen).to(torch.int64)
     return _Sums(
-        (chosen.T @ chosen).to(torch.int64),
+        pairs.diagonal().contiguous(),
+        pairs,
         chosen.T @ unit,
         raw.sum(0),
         raw.norm(dim=-1).sum(),
+        counted.sum(),
         (unit != 0).any(-1),
     )
 
 
+def extend(order: Tensor, missing: int) -> Tensor:
+    """order (N,) with `missing` more, NOT_SAMPLED. F.pad would take the number for a float, and turn its sign."""
+    return torch.cat((order, order.new_full((missing,), NOT_SAMPLED)))
+
+
 def smallest(order: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The `size` smallest of order (N,), in order, and their places."""
+    if order.is_cuda and has_triton():
+        from some_moe.kernels.sampling import MOST, first_samples
+
+        if size <= MOST:
+            values, places = first_samples(order, size)
+            return values, places
     many = 1024
     if not order.is_cuda or len(order) <= 4 * many or size > many:
         found = order.topk(size, largest=False, sorted=True)
         return found.values, found.indices
     # Of each thousand first: a GPU would go over the whole row digit by digit, forty small kernels long.
-    rows = F.pad(order, (0, -len(order) % many), value=NOT_SAMPLED).view(-1, many)
+    rows = extend(order, -len(order) % many).view(-1, many)
     part = rows.topk(size, largest=False, sorted=False)
     start = torch.arange(0, rows.numel(), many, device=order.device)[:, None]
     found = part.values.flatten().topk(size, largest=False, sorted=True)
@@ -171,17 +189,10 @@ def summarize(
     first, place = smallest(order, size)
     sample = at_least_float32(query[place])
     sample = unit_vectors(sample if mean is None else sample - mean.to(sample.dtype))
-    missing = first.new_full((gravity.num_samples - size,), NOT_SAMPLED)
-    return {
-        "counts": sums.pairs.diagonal().contiguous(),
-        "query_sum": sums.query_sum,
-        "pairs": sums.pairs,
-        "num_tokens": counted.sum(),
-        "raw_sum": sums.raw_sum,
-        "raw_norm_sum": sums.raw_norm_sum,
-        "sample": F.pad(sample, (0, 0, 0, len(missing))),
-        "sample_order": torch.cat((first, missing)),
-    }
+    missing = gravity.num_samples - size
+    if missing:
+        sample, first = F.pad(sample, (0, 0, 0, missing)), extend(first, missing)
+    return {name: getattr(sums, name) for name in SUMS} | {"sample": sample, "sample_order": first}
 
 
 class Temperature(nn.Module):
@@ -250,8 +261,8 @@ class KeyRouter(nn.Module):
             return experts, tempered.softmax(-1).gather(-1, experts), tempered
         return experts, tempered.gather(-1, experts).softmax(-1), tempered
 
-    def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> Routing:
-        """Choose top_k experts for each query (B, T, D)."""
+    def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
+        """Choose top_k experts for each query (B, T, D): their gates (B, T, K), and the record."""
         with torch.autocast(query.device.type, enabled=False):
             raw = at_least_float32(query)
             mean = self.state.query_mean
@@ -259,7 +270,9 @@ class KeyRouter(nn.Module):
             experts, gates, scores = self.choose(query, scored, top_k)
             sums = summarize(experts, query, mean, info, self.layer_words, self.model.num_experts, self.gravity)
             aux_loss = None if scores is None else auxiliary_loss(self.model, scores, experts, info.counted)
-        return Routing(**sums, experts=experts, gates=gates, query=query, aux_loss=aux_loss)
+        # Whatever leaves with a gradient gets one in the backward pass, if only of zeros.
+        kept = query if self.model.grounding else query.detach()
+        return gates, Routing(**sums, experts=experts, gates=gates.detach(), query=kept, aux_loss=aux_loss)
 
 
 class HashRouter(nn.Module):
@@ -269,14 +282,14 @@ class HashRouter(nn.Module):
         super().__init__()
         self.model, self.gravity, self.layer = model, gravity, layer
 
-    def forward(self, x: Tensor, info: TokenInfo, top_k: int) -> Routing:
-        """Choose by info.ids; x (B, T, D) only stands in for queries in the sums."""
+    def forward(self, x: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
+        """Choose by info.ids; x (B, T, D) only stands in for queries in the sums. Returns gates and record."""
         if info.ids is None:
             raise ValueError("hash routing chooses by token id; pass TokenInfo(ids=...)")
         experts = assign_experts(info.ids, self.model.num_experts, top_k, self.model.expert_seed, self.layer)
         sums = summarize(experts, x.detach(), None, info, self.layer, self.model.num_experts, self.gravity)
         gates = torch.full(experts.shape, 1 / top_k, dtype=at_least_float32(x).dtype, device=x.device)
-        return Routing(**sums, experts=experts, gates=gates)
+        return gates, Routing(**sums, experts=experts, gates=gates)
 
 
 def auxiliary_loss(config: ModelConfig, scores: Tensor, experts: Tensor, counted: Tensor) -> Tensor | None:

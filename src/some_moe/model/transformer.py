@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
+from some_moe.kernels import has_triton
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
 from some_moe.model.experts import ExpertLibrary
 from some_moe.model.gravity import advance_keys
@@ -42,8 +43,39 @@ class ModelOutput:
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Negative log-likelihood of each target (B, T), in float32 or better."""
+    if logits.is_cuda and has_triton() and logits.dtype in (torch.bfloat16, torch.float32):
+        from some_moe.kernels import nats
+
+        found: Tensor = nats.token_nats(logits.flatten(0, 1), targets.flatten())[0]
+        return found.view(targets.shape)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+
+
+def norm_beside(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """x, to go on with, and its norm."""
+    if can_fuse_norm(x):
+        from some_moe.kernels.norm import NormBeside
+
+        beside: tuple[Tensor, Tensor] = NormBeside.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+        return beside
+    return x, norm(x)
+
+
+def add_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x + y, and the norm of that, twice: for two readers, whose gradients are then summed by one kernel."""
+    if can_fuse_norm(x):
+        from some_moe.kernels.norm import AddNorm
+
+        found: tuple[Tensor, Tensor, Tensor] = AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+        return found
+    total = x + y
+    normed = norm(total)
+    return total, normed, normed
+
+
+def can_fuse_norm(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[-1] <= 8192 and has_triton()
 
 
 class Block(nn.Module):
@@ -75,10 +107,11 @@ class Block(nn.Module):
             self.ffn = FrozenDenseFFN(model, layer, kernel, device)
 
     def feed_forward(
-        self, x: Tensor, info: TokenInfo, top_k: int | None, previous_query: Tensor | None
+        self, x: Tensor, again: Tensor, info: TokenInfo, top_k: int | None, previous_query: Tensor | None
     ) -> tuple[Tensor, Routing | None]:
+        """again: x once more, for a second reader."""
         if isinstance(self.ffn, SomeLayer):
-            y, routing = self.ffn(x, info, top_k=top_k, previous_query=previous_query)
+            y, routing = self.ffn(x, info, top_k=top_k, previous_query=previous_query, again=again)
             return y, routing
         return self.ffn(x), None
 
@@ -93,11 +126,12 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Routing | None]:
         """x (B, T, D) → (B, T, D) and the layer's routing."""
         if self.norm_first:
-            x = x + self.attention(self.attention_norm(x), geometry, cache)
-            y, routing = self.feed_forward(self.ffn_norm(x), info, top_k, previous_query)
+            x, normed = norm_beside(self.attention_norm, x)
+            x, normed, again = add_norm(self.ffn_norm, x, self.attention(normed, geometry, cache))
+            y, routing = self.feed_forward(normed, again, info, top_k, previous_query)
             return x + y, routing
         x = self.attention_norm(x + self.attention(x, geometry, cache))
-        y, routing = self.feed_forward(x, info, top_k, previous_query)
+        y, routing = self.feed_forward(x, x, info, top_k, previous_query)
         return self.ffn_norm(x + y), routing
 
 
@@ -179,6 +213,8 @@ class SomeLM(nn.Module):
         x = self.embedding(tokens)
         if self.model.positions == "sinusoidal":
             x = x + sinusoidal_positions(positions, self.model.d_model).to(x.dtype)
+        if self.model.residual_dtype == "auto" and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         routings: list[Routing] = []
         for block in self.blocks:
             previous_query = routings[-1].query if routings else None
@@ -199,7 +235,7 @@ class SomeLM(nn.Module):
         )
 
     def score_targets(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-likelihood (B, T) of the targets. Compiled, the float32 logits are never stored."""
+        """Negative log-likelihood (B, T) of the targets. On a GPU and compiled, float32 logits are never stored."""
         return token_nats(self.head(x), targets)
 
     def compile_parts(self, *, dynamic: bool | None = False) -> None:

@@ -11,6 +11,8 @@ PASSES = {"forward": "forward", "backward": "backward alone", "both": "forward a
 RECORDED = "ms: recorded once as a CUDA graph and replayed, as training replays its steps"
 LAUNCHED = {"recorded": RECORDED, "both": f"{RECORDED}; eager ms: launched from Python"}
 
+ALIGNED = "loads are multiples of {}, which grouped_mm's weight gradient needs; ours takes any"
+
 Row = dict[str, Any]
 Table = tuple[list[Column], list[list[str]]]
 
@@ -110,6 +112,8 @@ def describe_layer_case(case: Row) -> tuple[str, str]:
         return title, f"{facts}; {case['failure']}"
     usage, roof = case["usage"], case["roofline"]
     facts += f" in {case['dtype']}; gini {usage['gini']:.3f}, {usage['experts_used']} experts in use"
+    if case["load_multiple"] > 1:
+        facts += f"; {ALIGNED.format(case['load_multiple'])}"
     if roof is not None:
         facts += (
             f"; no less than {roof['ms']:.3f} ms on this chip "

@@ -14,7 +14,7 @@ WIDEST_TEXT = 100
 INDENT = "  "
 
 EXECUTION = {
-    "model.expert_dtype", "train.device", "train.precision", "train.compile", "train.kernel",
+    "model.expert_dtype", "model.residual_dtype", "train.device", "train.precision", "train.compile", "train.kernel",
     "train.checkpoint_activations",
 }  # fmt: skip
 """Fields that say how a machine computes the run, not what is computed: left off the card."""

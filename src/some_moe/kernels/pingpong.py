@@ -1,0 +1,238 @@
+"""The two products with long endings, on Hopper: two groups of warps take turns, one multiplying, one finishing.
+
+A program has three parts. One warp brings blocks by the copy engine into a ring of stages. Two groups of four warps
+take the tiles by turns: while one multiplies, the other applies GELU or slopes to its sums and stores them. So the
+tensor cores wait for nobody's arithmetic. The results have the same bits as those of `fused_kernels`.
+
+Shapes as there: P rows in tiles of BM of one expert, D model width, F hidden width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from some_moe.kernels import fused_kernels
+
+ROWS, COLUMNS, INNER = 128, 128, 64  # of a tile, of a block, and of a step: what leaves room for five stages
+STAGES, REGISTERS = 5, 232
+TYPES = {torch.bfloat16: gl.bfloat16, torch.uint8: gl.uint8}
+BRINGING_REGISTERS = gl.constexpr(40)  # what the bringing warp needs; the others share the rest
+halves = gluon.jit(fused_kernels.halves.fn)
+gelu_parts = gluon.jit(fused_kernels.gelu_parts.fn)
+pack_slope = gluon.jit(fused_kernels.pack_slope.fn)
+unpack_slope = gluon.jit(fused_kernels.unpack_slope.fn)
+
+
+@gluon.jit
+def make_barriers(NUMBER: gl.constexpr):
+    """Barriers (NUMBER, 1) that one arrival completes."""
+    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(NUMBER):
+        mbarrier.init(barriers.index(i), count=1)
+    return barriers
+
+
+@gluon.jit
+def bring(
+    a, b, a_room, b_room, full, empty, tile_expert, num_tiles, ROWS: gl.constexpr, INNER: gl.constexpr,
+    COLUMNS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    """Fill the stages, step after step of job after job: a (BM, BK) and the expert's block of b, whose matrix has ROWS.
+
+    full and empty have a barrier a stage: its blocks have come; its blocks are used up.
+    """
+    step = gl.to_tensor(0)
+    for job in range(gl.program_id(0), gl.load(num_tiles) * COLUMNS, gl.num_programs(0)):
+        expert = gl.load(tile_expert + job // COLUMNS)
+        first, column = job // COLUMNS * BM, job % COLUMNS * BN
+        for k in range(0, INNER, BK):
+            stage, lap = step % STAGES, step // STAGES
+            mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
+            mbarrier.expect(full.index(stage), (BM + BN) * BK * 2)
+            tma.async_copy_global_to_shared(a, [first, k], full.index(stage), a_room.index(stage))
+            if TRANSPOSED:
+                at = [expert * ROWS + column, k]
+            else:
+                at = [expert * ROWS + k, column]
+            tma.async_copy_global_to_shared(b, at, full.index(stage), b_room.index(stage))
+            step += 1
+
+
+@gluon.jit
+def multiply(
+    turn, a_room, b_room, full, empty, order, WHO: gl.constexpr, STEPS: gl.constexpr, BM: gl.constexpr,
+    BN: gl.constexpr, STAGES: gl.constexpr, TRANSPOSED: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """The sums (BM, BN) of job number `turn` of this program, from its steps' stages.
+
+    order has a barrier for each group: the other one has begun its last step. Without waiting for it, a group could
+    take a stage's lap before last for the one that it waits for: a barrier only tells odd laps from even ones.
+    """
+    acc = gl.zeros((BM, BN), gl.float32, LAYOUT)
+    mbarrier.wait(order.index(WHO), ((turn // 2) & 1) ^ (1 - WHO))
+    for s in range(STEPS):
+        step = turn * STEPS + s
+        stage, lap = step % STAGES, step // STAGES
+        mbarrier.wait(full.index(stage), lap & 1)
+        right = b_room.index(stage)
+        if TRANSPOSED:
+            right = right.permute((1, 0))
+        acc = warpgroup_mma(a_room.index(stage), right, acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))  # the step before is done with its stage
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=s > 0)
+    mbarrier.arrive(order.index(1 - WHO), count=1)
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+    mbarrier.arrive(empty.index((turn * STEPS + STEPS - 1) % STAGES), count=1)
+    return acc
+
+
+@gluon.jit
+def activate(pre, hidden, slope, hidden_room, slope_room, first, column):
+    """Store gelu(pre) and gelu′(pre) of half a tile."""
+    cdf, pdf = gelu_parts(pre, False)
+    high = (pre * cdf).to(hidden.dtype)
+    steep = pack_slope(cdf + pre * pdf, slope.dtype)
+    tma.store_wait(0)  # the half before has left its room
+    hidden_room.store(high)
+    slope_room.store(steep)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(hidden, [first, column], hidden_room)
+    tma.async_copy_shared_to_global(slope, [first, column], slope_room)
+
+
+@gluon.jit
+def up_group(
+    a_room, b_room, full, empty, order, hidden, slope, hidden_room, slope_room, up_bias, tile_expert, num_tiles,
+    WHO: gl.constexpr, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Every other job of this program, from number WHO on."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+    COLUMNS: gl.constexpr = F // BN
+    STEPS: gl.constexpr = (D + BK - 1) // BK
+    hidden_room, slope_room = hidden_room.index(WHO), slope_room.index(WHO)
+    turn = gl.to_tensor(WHO)
+    programs = gl.num_programs(0)
+    for job in range(gl.program_id(0) + WHO * programs, gl.load(num_tiles) * COLUMNS, 2 * programs):
+        expert = gl.load(tile_expert + job // COLUMNS)
+        first, column = job // COLUMNS * BM, job % COLUMNS * BN
+        columns = column + gl.arange(0, BN, layout=gl.SliceLayout(0, LAYOUT))
+        bias = gl.load(up_bias + expert * F + columns)
+        acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, True, LAYOUT)
+        acc += bias.to(gl.float32)[None, :]
+        left, right = halves(acc, BM, BN)
+        activate(left, hidden, slope, hidden_room, slope_room, first, column)
+        activate(right, hidden, slope, hidden_room, slope_room, first, column + BN // 2)
+        turn += 2
+    tma.store_wait(0)
+
+
+@gluon.jit
+def up_kernel(
+    spread, up, up_bias, hidden, slope, tile_expert, num_tiles, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr,
+    BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """hidden = gelu(pre) and slope = gelu′(pre), both (P, F), of pre = spread @ upᵀ + bias."""
+    a_room = gl.allocate_shared_memory(spread.dtype, [STAGES, BM, BK], spread.layout)
+    b_room = gl.allocate_shared_memory(up.dtype, [STAGES, BN, BK], up.layout)
+    hidden_room = gl.allocate_shared_memory(hidden.dtype, [2, BM, BN // 2], hidden.layout)
+    slope_room = gl.allocate_shared_memory(slope.dtype, [2, BM, BN // 2], slope.layout)
+    full, empty, order = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2)
+    fence_async_shared()
+    gl.warp_specialize([
+        (up_group, (a_room, b_room, full, empty, order, hidden, slope, hidden_room, slope_room, up_bias, tile_expert,
+                    num_tiles, 0, D, F, BM, BN, BK, STAGES)),
+        (up_group, (a_room, b_room, full, empty, order, hidden, slope, hidden_room, slope_room, up_bias, tile_expert,
+                    num_tiles, 1, D, F, BM, BN, BK, STAGES)),
+        (bring, (spread, up, a_room, b_room, full, empty, tile_expert, num_tiles, F, D, F // BN, BM, BN, BK, STAGES,
+                 True)),
+    ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
+
+
+@gluon.jit
+def scale(back, steep, grad_pre, grad_room, first, column):
+    """Store back · slope of half a tile."""
+    grad = (back * unpack_slope(steep)).to(grad_pre.dtype)
+    tma.store_wait(0)
+    grad_room.store(grad)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(grad_pre, [first, column], grad_room)
+
+
+@gluon.jit
+def down_backward_group(
+    a_room, b_room, full, empty, order, slope, grad_pre, slope_room, grad_room, there, num_tiles, WHO: gl.constexpr,
+    D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Every other job of this program, from number WHO on. Its slopes are fetched while it multiplies."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+    COLUMNS: gl.constexpr = F // BN
+    STEPS: gl.constexpr = (D + BK - 1) // BK
+    slope_room, grad_room, there = slope_room.index(WHO), grad_room.index(WHO), there.index(WHO)
+    turn = gl.to_tensor(WHO)
+    programs = gl.num_programs(0)
+    for job in range(gl.program_id(0) + WHO * programs, gl.load(num_tiles) * COLUMNS, 2 * programs):
+        first, column = job // COLUMNS * BM, job % COLUMNS * BN
+        mbarrier.expect(there, BM * BN)
+        tma.async_copy_global_to_shared(slope, [first, column], there, slope_room)
+        acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, False, LAYOUT)
+        mbarrier.wait(there, (turn // 2) & 1)
+        steep = slope_room.load(LAYOUT)
+        left, right = halves(acc, BM, BN)
+        steep_left, steep_right = halves(steep, BM, BN)
+        scale(left, steep_left, grad_pre, grad_room, first, column)
+        scale(right, steep_right, grad_pre, grad_room, first, column + BN // 2)
+        turn += 2
+    tma.store_wait(0)
+
+
+@gluon.jit
+def down_backward_kernel(
+    grad_rows, down, slope, grad_pre, tile_expert, num_tiles, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr,
+    BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """grad_pre (P, F) = (grad_rows @ down) · slope, slopes in bytes."""
+    a_room = gl.allocate_shared_memory(grad_rows.dtype, [STAGES, BM, BK], grad_rows.layout)
+    b_room = gl.allocate_shared_memory(down.dtype, [STAGES, BK, BN], down.layout)
+    slope_room = gl.allocate_shared_memory(slope.dtype, [2, BM, BN], slope.layout)
+    grad_room = gl.allocate_shared_memory(grad_pre.dtype, [2, BM, BN // 2], grad_pre.layout)
+    full, empty, order, there = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2), make_barriers(2)
+    fence_async_shared()
+    gl.warp_specialize([
+        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, slope_room, grad_room, there,
+                               num_tiles, 0, D, F, BM, BN, BK, STAGES)),
+        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, slope_room, grad_room, there,
+                               num_tiles, 1, D, F, BM, BN, BK, STAGES)),
+        (bring, (grad_rows, down, a_room, b_room, full, empty, tile_expert, num_tiles, D, D, F // BN, BM, BN, BK,
+                 STAGES, False)),
+    ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
+
+
+def can_take_turns(x: Tensor, rows: int, width: int) -> bool:
+    """Whether these kernels fit: bf16 on Hopper, in tiles of so many rows, and a hidden width of whole blocks."""
+    fits = rows == ROWS and width % COLUMNS == 0
+    return fits and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] == 9
+
+
+def describe(matrix: Tensor, rows: int, columns: int) -> Any:
+    """A matrix, for the copy engine to fetch blocks from or to bring them to."""
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], TYPES[matrix.dtype])
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, d: int, f: int) -> None:
+    """Launch one of the two kernels: one program a multiprocessor."""
+    sizes = {"D": d, "F": f, "BM": ROWS, "BN": COLUMNS, "BK": INNER, "STAGES": STAGES, "REGISTERS": REGISTERS}
+    kernel[(programs,)](*arguments, **sizes, num_warps=4)
