@@ -198,7 +198,7 @@ def test_what_can_be_recorded_is_and_the_others_say_why(
         assert row["ms"] == row["ms_eager"] > 0
         assert row["status"] == "ok"
         assert row["ms_recorded"] is row["speed_to_fastest_peer"] is None
-    assert wrong["not_recorded"] == "its replay is wrong: relative error 1.0e+00, more than 1e-04"
+    assert wrong["not_recorded"] == "its replay is wrong: relative error 1.0e+00 of y, more than 1e-04"
     assert ours["speed_to_fastest_peer"] == peer["ms"] / ours["ms"]
     assert json.loads(json.dumps(case)) == case
 

@@ -62,7 +62,7 @@ class AddPerExpert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, bias: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(ends)
-        return bias[expert].add_(rows)  # the gathered rows are new: no third tensor of P rows for the sum
+        return bias[expert] + rows  # not in place: compiled by torch 2.11, its backward pass would be lost
 
     @staticmethod
     @once_differentiable
@@ -77,14 +77,14 @@ class ScalePerExpert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gain: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(rows, gain, expert, ends)
-        return gain[expert].mul_(rows)
+        return gain[expert] * rows
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (rows, gain, expert, ends), (grad,) = ctx.saved_tensors, grads
         return (
-            gain[expert].mul_(grad),
+            gain[expert] * grad,
             sum_per_expert(grad * rows, ends) if ctx.needs_input_grad[1] else None,
             None,
             None,
