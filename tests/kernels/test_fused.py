@@ -64,6 +64,26 @@ def test_bf16_equals_float64(kernel: str, n: int, d: int, f: int, num_experts: i
     assert_close(kernel, n, d, f, choose(n, num_experts, top_k), num_experts, torch.bfloat16)
 
 
+def test_adding_onto_rounds_once() -> None:
+    torch.manual_seed(7)
+    weights, experts = draw(8, 64, 128, torch.bfloat16), choose(700, 8, 2)
+    x, onto = (torch.randn(700, 64, device="cuda").bfloat16().requires_grad_() for _ in range(2))
+    gates, back = torch.rand(700, 2, device="cuda", requires_grad=True), torch.randn(700, 64, device="cuda").bfloat16()
+    mix = choose_kernel("triton")
+    y = mix(x, experts, gates, weights, onto)
+    expected = mix(x, experts, gates, weights)
+    assert (y.double() - (expected + onto).double()).norm() <= 4e-3 * y.double().norm()
+    found = torch.autograd.grad(y, (x, gates, onto), back)
+    for left, right in zip(found, (*torch.autograd.grad(expected, (x, gates), back), back), strict=True):
+        assert torch.equal(left, right)
+    compiled = torch.compile(mix, fullgraph=True, backend="aot_eager")(x, experts, gates, weights, onto)
+    assert torch.equal(compiled, y)
+    for left, right in zip(torch.autograd.grad(compiled, (x, gates, onto), back), found, strict=True):
+        assert torch.equal(left, right)
+    wide = onto.detach().float()
+    assert mix(x, experts, gates, weights, wide).dtype == torch.float32
+
+
 def test_float32_equals_float64() -> None:
     torch.manual_seed(0)
     assert_close("triton", 333, 48, 88, choose(333, 5, 2), 5, torch.float32)

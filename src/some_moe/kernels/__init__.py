@@ -1,13 +1,13 @@
 """The experts' arithmetic: one signature, an obvious reference and faster paths that equal it.
 
-mix_experts(x_ND, experts_NK, gates_NK, weights) -> y_ND
+mix_experts(x_ND, experts_NK, gates_NK, weights, onto_ND=None) -> y_ND
 
 N tokens of width D, K chosen experts each; y = Σ_k gate_k · expert_k(x), and with no down-projection
-(`weights.down is None`) the mixed hidden activations (N, F) instead.
+(`weights.down is None`) the mixed hidden activations (N, F) instead; y is added onto what is given.
 """
 
-from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,13 @@ __all__ = [
     "makes_bf16",
 ]
 
-MixExperts = Callable[[Tensor, Tensor, Tensor, ExpertWeights], Tensor]
+
+class MixExperts(Protocol):
+    """The signature that all paths share."""
+
+    def __call__(
+        self, x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
+    ) -> Tensor: ...
 
 
 _TRITON = find_spec("triton") is not None and torch.cuda.is_available()
@@ -68,25 +74,25 @@ def linear_gelu(x: Tensor, layer: nn.Linear) -> Tensor:
     return y
 
 
-def mix_triton(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
+def mix_triton(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None) -> Tensor:
     """Frozen experts by the fused kernels; trained ones have weight gradients and take the grouped path."""
     from some_moe.kernels import fused
 
-    if not fused.can_mix(x, weights):
-        return grouped.mix_experts(x, experts, gates, weights)
-    return fused.mix_experts(x, experts, gates, weights)
+    if fused.can_mix(x, weights):
+        return fused.mix_experts(x, experts, gates, weights, onto)
+    return grouped.mix_experts(x, experts, gates, weights, onto)
 
 
-def mix_auto(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
+def mix_auto(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None) -> Tensor:
     """The fastest path that takes these weights on this device."""
     if x.is_cuda and has_triton():
         from some_moe.kernels import fused
 
         if fused.can_mix(x, weights):
-            return fused.mix_experts(x, experts, gates, weights)
+            return fused.mix_experts(x, experts, gates, weights, onto)
     if x.is_cuda and grouped.can_mix(x, weights):
-        return grouped.mix_experts(x, experts, gates, weights)
-    y: Tensor = cpu.mix_experts(x, experts, gates, weights)
+        return grouped.mix_experts(x, experts, gates, weights, onto)
+    y: Tensor = cpu.mix_experts(x, experts, gates, weights, onto)
     return y
 
 

@@ -219,10 +219,13 @@ def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeigh
 
 # Not compiled: the loop's bounds are data, and tracing it would compile every batch anew.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
+def mix_experts(
+    x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
+) -> Tensor:
     """See `some_moe.kernels`."""
     gates = gates.to(x.dtype)
     if weights.is_frozen:
         y: Tensor = FrozenExperts.apply(x, experts, gates, weights)  # type: ignore[no-untyped-call]
-        return y
-    return _mix_trained(x, experts, gates, weights)
+    else:
+        y = _mix_trained(x, experts, gates, weights)
+    return y if onto is None else onto + y

@@ -219,10 +219,11 @@ def _multiply_down_backward(
 
 
 def run_forward(
-    x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
-) -> tuple[Tensor, ...]:
-    """y (N, D), and for the backward pass: slope (P, F), rows (P, D), each slot's row (N, K), and the tiles' experts
-    and number."""
+    x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor,
+    onto: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """y (N, D), onto what is given, and for the backward pass: slope (P, F), rows (P, D), each slot's row (N, K), and
+    the tiles' experts and number."""
     num_tokens, top_k = experts.shape
     num_experts, f, d = up.shape
     plan = choose_plan(x.dtype, num_tokens * top_k, num_experts)
@@ -240,7 +241,7 @@ def run_forward(
     source, weights = _describe(hidden, m, b.k), _describe_stack(down, b.n, b.k)
     _launch(kernels.down_kernel, b, d, tiles, source, weights, down_bias, _describe(rows, m, b.n // 2), **sizes)
     y = torch.empty_like(x)
-    _per_token(kernels.mix_kernel, rows, placed.row, gates, y, **tokens)
+    _per_token(kernels.mix_kernel, rows, placed.row, gates, onto, y, **tokens)
     return y, slope, rows, placed.row, placed.tile_expert, placed.num_tiles
 
 
@@ -263,7 +264,7 @@ def run_backward(
     b = fit(plan.up_backward, d)
     source, weights = _describe(grad_pre, m, b.k), _describe_stack(up, b.k, b.n)
     _launch(kernels.up_backward_kernel, b, d, tiles, source, weights, _describe(grad_spread, m, b.n // 2), **sizes)
-    _per_token(kernels.mix_kernel, grad_spread, row, None, grad_x, **tokens)
+    _per_token(kernels.mix_kernel, grad_spread, row, None, None, grad_x, **tokens)
     return grad_x, grad_gates
 
 
@@ -271,17 +272,18 @@ class FrozenExperts(torch.autograd.Function):
     """Both passes, called directly: what a custom op checks at every call, only compiled code needs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, experts: Tensor, gates: Tensor, *stacks: Tensor) -> Tensor:
-        up, _, down, _ = stacks
-        y, *kept = run_forward(x, experts, gates, *stacks)
+    def forward(ctx: Any, x: Tensor, experts: Tensor, gates: Tensor, *rest: Any) -> Tensor:
+        up, _, down, _, onto = rest
+        y, *kept = run_forward(x, experts, gates, *rest)
         ctx.save_for_backward(gates, *kept, up, down)
+        ctx.has_onto = onto is not None
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_gates = run_backward(grads[0].contiguous(), *ctx.saved_tensors)
-        return grad_x, None, grad_gates, None, None, None, None
+        return grad_x, None, grad_gates, None, None, None, None, grads[0] if ctx.has_onto else None
 
 
 # --- the same as operations that a compiler takes as they are --------------------------------------------
@@ -289,13 +291,14 @@ class FrozenExperts(torch.autograd.Function):
 
 @torch.library.custom_op("some_moe::frozen_experts", mutates_args=())
 def frozen_experts(
-    x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return run_forward(x, experts, gates, up, up_bias, down, down_bias)  # type: ignore[return-value]
+    x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor,
+    onto: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return run_forward(x, experts, gates, up, up_bias, down, down_bias, onto)  # type: ignore[return-value]
 
 
 @frozen_experts.register_fake
-def _(x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG001
+def _(x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
     num_experts, f, d = up.shape
     slots = experts.shape[0] * experts.shape[1]
     size = count_rows(slots, num_experts)
@@ -318,16 +321,17 @@ def _(grad_y: Tensor, gates: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:  #
     return torch.empty_like(grad_y), torch.empty_like(gates)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, gates, up, _, down, _ = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, gates, up, _, down, _, onto = inputs
     _, *kept = output
     ctx.mark_non_differentiable(*kept)
     ctx.save_for_backward(gates, *kept, up, down)
+    ctx.has_onto = onto is not None
 
 
 def _backward(ctx: Any, grad_y: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG001
     grad_x, grad_gates = frozen_experts_backward(grad_y.contiguous(), *ctx.saved_tensors)
-    return grad_x, None, grad_gates, None, None, None, None
+    return grad_x, None, grad_gates, None, None, None, None, grad_y if ctx.has_onto else None
 
 
 frozen_experts.register_autograd(_backward, setup_context=_save)
@@ -340,14 +344,20 @@ def can_mix(x: Tensor, weights: ExpertWeights) -> bool:
     return plain and aligned and x.dtype in (torch.bfloat16, torch.float32) and weights.up.dtype == x.dtype
 
 
-def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
+def mix_experts(
+    x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
+) -> Tensor:
     """See `some_moe.kernels`. Takes what `can_mix` admits."""
     assert weights.down is not None
     assert weights.down_bias is not None
+    if onto is not None and onto.dtype != x.dtype:
+        return onto + mix_experts(x, experts, gates, weights)
     stacks = weights.up, weights.up_bias, weights.down, weights.down_bias
     inputs = x.contiguous(), experts.contiguous(), gates.contiguous(), *stacks
+    if onto is not None:
+        onto = onto.contiguous()
     if torch.compiler.is_compiling():
-        compiled: Tensor = frozen_experts(*inputs)[0]
+        compiled: Tensor = frozen_experts(*inputs, onto)[0]
         return compiled
-    y: Tensor = FrozenExperts.apply(*inputs)  # type: ignore[no-untyped-call]
+    y: Tensor = FrozenExperts.apply(*inputs, onto)  # type: ignore[no-untyped-call]
     return y

@@ -161,14 +161,19 @@ def down_kernel(
 
 @triton.jit
 def mix_kernel(
-    rows, row, gates, y, num_tokens, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr
+    rows, row, gates, onto, y, num_tokens, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr
 ):
-    """y (N, D) = Σ_k gate · rows[row]: no atomics, so the same bits every time. gates None: every one is 1."""
+    """y (N, D) = onto + Σ_k gate · rows[row]: no atomics, so the same bits every time.
+
+    gates None: every one is 1. onto None: nothing.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = token < num_tokens
     column = tl.arange(0, BD)
     keep = exists[:, None] & (column < D)[None, :]
     acc = tl.zeros((BLOCK, BD), dtype=tl.float32)
+    if onto is not None:
+        acc += tl.load(onto + token[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
     for k in tl.range(K, loop_unroll_factor=4):
         at = tl.load(row + token * K + k, mask=exists, other=0).to(tl.int64)
         part = tl.load(rows + at[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)

@@ -103,14 +103,14 @@ class ExpertLibrary(nn.Module):
     def weights(self) -> ExpertWeights:
         return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias)
 
-    def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
-        """x (N, D), experts (N, K) int64, gates (N, K) → the gated sum of the experts' outputs (N, D)."""
+    def forward(self, x: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
+        """x (N, D), experts (N, K) int64, gates (N, K) → onto (N, D) + the gated sum of the experts' outputs."""
         device = x.device.type
         if torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))
         # Kernels compute in the type of x throughout; autocast would choose anew at every operation.
         with torch.autocast(device, enabled=False):
-            return self.mix(x, experts, gates, self.weights())
+            return self.mix(x, experts, gates, self.weights(), onto)
 
 
 class LoraLibrary(ExpertLibrary):
@@ -154,9 +154,9 @@ class SharedDownLibrary(ExpertLibrary):
     def weights(self) -> ExpertWeights:
         return ExpertWeights(up=self.up, up_bias=self.up_bias)
 
-    def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
+    def forward(self, x: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
         mixed: Tensor = self.shared(super().forward(x, experts, gates))
-        return mixed
+        return mixed if onto is None else onto + mixed
 
 
 def make_library(config: ModelConfig, layer: int, **options: Any) -> ExpertLibrary:

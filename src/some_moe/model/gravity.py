@@ -1,40 +1,43 @@
-"""Knowledge gravity: how keys move without gradients. Each term is a pure function; `step` fixes their order.
+"""Knowledge gravity: how keys move without gradients. Each term is a pure function; `next_state` fixes their order.
 
 The same rules as equations, symbol by symbol, are in docs/gravity.md.
-Shapes: E experts, D model width, S sampled unit queries.
+Shapes: E experts, D model width, S sampled unit queries; L layers may come before, in every tensor alike.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from some_moe.config import GravityConfig
 from some_moe.model.keystore import NO_WINDOW_YET, KeyState
-from some_moe.model.routing import NOT_SAMPLED, Routing
+from some_moe.model.routing import NOT_SAMPLED, SUMS, Routing
+
+Beta = float | Tensor  # one number, or (L, 1, 1): one a layer
+Advance = Callable[[list[KeyState], list[Routing], GravityConfig, Beta], None]
 
 
 def update_usage(usage: Tensor, counts: Tensor, ema_decay: float) -> Tensor:
     """u ← γu + (1−γ)·E·n/Σn: the running share of the load, 1 being fair."""
-    load = counts.to(usage.dtype) / counts.sum()
-    return ema_decay * usage + (1 - ema_decay) * len(counts) * load
+    load = counts.to(usage.dtype) / counts.sum(-1, keepdim=True)
+    return ema_decay * usage + (1 - ema_decay) * counts.shape[-1] * load
 
 
 def attraction(keys: Tensor, query_sum: Tensor, counts: Tensor, usage: Tensor, config: GravityConfig) -> Tensor:
     """Δᵢ = αᵢ(sᵢ/nᵢ − kᵢ) where nᵢ > 0: towards the mean unit query of the expert's tokens."""
-    n = counts.to(keys.dtype)
+    n = counts.to(keys.dtype)[..., None]
     pull = config.alpha / (1 + usage) if config.inertia else torch.full_like(usage, config.alpha)
-    pull = pull.clamp(min=config.alpha_floor)[:, None]
-    target = query_sum.to(keys.dtype) / n.clamp(min=1)[:, None]
-    return torch.where(n[:, None] > 0, pull * (target - keys), 0.0)
+    pull = pull.clamp(min=config.alpha_floor)[..., None]
+    target = query_sum.to(keys.dtype) / n.clamp(min=1)
+    return torch.where(n > 0, pull * (target - keys), 0.0)
 
 
-def peer_force(keys: Tensor, pairs: Tensor, beta: float) -> Tensor:
+def peer_force(keys: Tensor, pairs: Tensor, beta: Beta) -> Tensor:
     """Δᵢ = β(Σⱼ Pᵢⱼkⱼ − kᵢ), P the co-selections without the diagonal, each row scaled to sum 1."""
     peers = pairs.to(keys.dtype)
-    peers = peers - torch.diag(peers.diagonal())
-    total = peers.sum(1, keepdim=True)
+    peers = peers - torch.diag_embed(peers.diagonal(dim1=-2, dim2=-1))
+    total = peers.sum(-1, keepdim=True)
     force = beta * (peers / total.clamp(min=1) @ keys - keys)
     return torch.where(total > 0, force, 0.0)
 
@@ -45,22 +48,28 @@ def find_underused(usage: Tensor, window_last: Tensor, config: GravityConfig) ->
         return (window_last != NO_WINDOW_YET) & (window_last < config.theta)
     assert config.theta_percentile is not None
     # torch.quantile, by its own steps: under compilation it would become a chain of small kernels.
-    place = config.theta_percentile * (len(usage) - 1)
+    last = usage.shape[-1] - 1
+    place = config.theta_percentile * last
     low = math.floor(place)
-    ordered = usage.sort().values
-    return usage < torch.lerp(ordered[low], ordered[min(low + 1, len(usage) - 1)], place - low)
+    ordered = usage.sort(dim=-1).values
+    return usage < torch.lerp(ordered[..., low, None], ordered[..., min(low + 1, last), None], place - low)
 
 
 def shrink(keys: Tensor, underused: Tensor, delta: float) -> Tensor:
     """Δᵢ = −δkᵢ for under-used i."""
-    return torch.where(underused[:, None], -delta * keys, 0.0)
+    return torch.where(underused[..., None], -delta * keys, 0.0)
 
 
 def seek(keys: Tensor, underused: Tensor, delta: float, sample: Tensor, num_sampled: Tensor) -> Tensor:
-    """Δᵢ = δ(q − kᵢ) for under-used i, each towards the next of the sampled unit queries q."""
-    turn = (underused.cumsum(0) - 1) % num_sampled.clamp(min=1)
-    target = sample.to(keys.dtype)[turn.clamp(min=0)]
-    return torch.where(underused[:, None] & (num_sampled > 0), delta * (target - keys), 0.0)
+    """Δᵢ = δ(q − kᵢ) for under-used i, each towards the next of the num_sampled (1,) unit queries q."""
+    turn = (underused.cumsum(-1) - 1) % num_sampled.clamp(min=1)
+    target = pick(sample, turn).to(keys.dtype)
+    return torch.where((underused & (num_sampled > 0))[..., None], delta * (target - keys), 0.0)
+
+
+def pick(sample: Tensor, turn: Tensor) -> Tensor:
+    """The sampled query (E, D) whose turn (E,) it is; anything where it is nobody's, −1."""
+    return torch.take_along_dim(sample, turn.clamp(min=0)[..., None], dim=-2)
 
 
 def limit(delta: Tensor, max_step: float) -> Tensor:
@@ -78,16 +87,18 @@ def renormalize(keys: Tensor, old: Tensor) -> Tensor:
 def choose_respawns(usage: Tensor, patience: Tensor, config: GravityConfig, num_sampled: Tensor) -> Tensor:
     """Number the experts (E,) to respawn 0, 1, … from the least used; −1 for the others.
 
-    An expert's turn comes when its patience has reached respawn_patience; at most respawn_max a step.
+    An expert's turn comes when its patience has reached respawn_patience; at most respawn_max a step, and not more
+    than the num_sampled (1,) queries there are.
     """
     due = patience >= config.respawn_patience
-    place = torch.where(due, usage, torch.inf).argsort(stable=True).argsort()
+    place = torch.where(due, usage, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
     return torch.where(due & (place < num_sampled.clamp(max=config.respawn_max)), place, -1)
 
 
 def update_bias(bias: Tensor, counts: Tensor, balance_rate: float) -> Tensor:
     """bᵢ += ε·sign(1 − Eηᵢ), η the step's load share. In integers, so a fair share is exactly zero."""
-    return bias + balance_rate * torch.sign(counts.sum() - len(counts) * counts).to(bias.dtype)
+    unfair = counts.sum(-1, keepdim=True) - counts.shape[-1] * counts
+    return bias + balance_rate * torch.sign(unfair).to(bias.dtype)
 
 
 def beta_now(config: GravityConfig, layer: int, step: int, total_steps: int | None) -> float:
@@ -104,84 +115,132 @@ def beta_now(config: GravityConfig, layer: int, step: int, total_steps: int | No
     return math.copysign(strength, config.beta) * scale
 
 
+def betas_now(config: GravityConfig, states: Sequence[KeyState], step: int, total_steps: int | None) -> Beta:
+    """`beta_now` of L layers, in a form that compiled code can take at every step."""
+    if not config.pulls_peers:
+        return 0.0
+    betas = [beta_now(config, state.layer, step, total_steps) for state in states]
+    if config.beta_schedule == "constant" and len(set(betas)) == 1:
+        return betas[0]
+    # A number that changes would be compiled anew at every step. Filled in on the device: a copy would be waited for.
+    return torch.stack([state.keys.new_full((1, 1), beta) for state, beta in zip(states, betas, strict=True)])
+
+
+def is_due(state: KeyState, config: GravityConfig, step: int) -> bool:
+    """Whether this layer's keys move at this step."""
+    return step % config.every == 0 and state.layer not in config.frozen_layers
+
+
 @torch.no_grad()
-def step(
-    state: KeyState,
-    routing: Routing,
+def step(state: KeyState, routing: Routing, config: GravityConfig, step: int, total_steps: int | None = None) -> None:
+    """Move one layer's keys by what was routed in this step. Nothing but this and `step_layers` writes a `KeyState`."""
+    if is_due(state, config, step):
+        beta = beta_now(config, state.layer, step, total_steps) if config.pulls_peers else 0.0
+        advance_keys(state, routing, config, beta)
+
+
+@torch.no_grad()
+def step_layers(
+    states: Sequence[KeyState | None],
+    routings: Sequence[Routing],
     config: GravityConfig,
     step: int,
     total_steps: int | None = None,
     *,
-    advance: Callable[[KeyState, Routing, GravityConfig, float], None] | None = None,
+    advance: Advance | None = None,
 ) -> None:
-    """Move one layer's keys by what was routed in this step. The only place that writes a `KeyState`.
+    """The same for all layers at once; those without a state are left out.
 
-    `advance` is the function below, or its compiled form.
+    `advance` is `advance_layers`, or its compiled form.
     """
-    if step % config.every or state.layer in config.frozen_layers:
-        return
-    beta = beta_now(config, state.layer, step, total_steps) if config.pulls_peers else 0.0
-    (advance or advance_keys)(state, routing, config, beta)
+    due_states, due_routings = [], []
+    for state, routing in zip(states, routings, strict=True):
+        if state is not None and is_due(state, config, step):
+            due_states.append(state)
+            due_routings.append(routing)
+    if due_states:
+        betas = betas_now(config, due_states, step, total_steps)
+        (advance or advance_layers)(due_states, due_routings, config, betas)
 
 
 def advance_keys(state: KeyState, routing: Routing, config: GravityConfig, beta: float) -> None:
-    """One step of gravity, peer force of strength `beta`. Whether it is due, `step` has decided.
+    """One step of gravity, peer force of strength `beta`. Whether it is due, `step` has decided."""
+    buffers = dict(state.named_buffers())
+    for name, value in next_state(buffers, routing, config, beta).items():
+        buffers[name].copy_(value)
+
+
+def advance_layers(states: list[KeyState], routings: list[Routing], config: GravityConfig, beta: Beta) -> None:
+    """One step of gravity for L layers at once: one by one, its kernels would be many and small."""
+    buffers = [dict(state.named_buffers()) for state in states]
+    old = {name: torch.stack([own[name] for own in buffers]) for name in buffers[0]}
+    names = (*SUMS, "sample", "sample_order")
+    sums = {name: torch.stack([getattr(routing, name) for routing in routings]) for name in names}
+    new = next_state(old, Routing(**sums), config, beta)
+    targets = [own[name] for name in new for own in buffers]
+    torch._foreach_copy_(targets, [value for values in new.values() for value in values.unbind()])
+
+
+def next_state(old: Mapping[str, Tensor], routing: Routing, config: GravityConfig, beta: Beta) -> dict[str, Tensor]:
+    """The buffers that one step of gravity changes, by name, from all of the `old` ones. Changes nothing itself.
 
     The order: usage; attraction + peer force + decay, all from the old keys; limit; add; normalise; phoenix;
-    balance; smoothing. A step in which nothing was selected changes nothing. No value is read back to the host.
+    balance; smoothing. A layer for which nothing was selected keeps what it has. No value is read back to the host.
     """
     counts = routing.counts
-    old = state.keys
-    num_sampled = (routing.sample_order < NOT_SAMPLED).sum()
+    num_sampled = (routing.sample_order < NOT_SAMPLED).sum(-1, keepdim=True)
     new: dict[str, Tensor] = {}
 
-    usage = update_usage(state.usage, counts, config.ema_decay)
-    new["total"] = state.total + counts
-    full = state.window_steps + 1 >= config.theta_window
-    window = state.window + counts
-    window_last = torch.where(full, window, state.window_last)
-    new["window"] = torch.where(full, 0, window)
+    usage = update_usage(old["usage"], counts, config.ema_decay)
+    new["total"] = old["total"] + counts
+    window = old["window"] + counts
+    window_steps = old["window_steps"] + 1
+    full = window_steps >= config.theta_window
+    window_last = torch.where(full[..., None], window, old["window_last"])
+    new["window"] = torch.where(full[..., None], 0, window)
     new["window_last"] = window_last
-    new["window_steps"] = torch.where(full, 0, state.window_steps + 1)
+    new["window_steps"] = torch.where(full, 0, window_steps)
 
     if config.moves_keys:
-        delta = torch.zeros_like(old)
+        keys = old["keys"]
+        delta = torch.zeros_like(keys)
         if config.attracts:
-            delta = delta + attraction(old, routing.query_sum, counts, usage, config)
+            delta = delta + attraction(keys, routing.query_sum, counts, usage, config)
         if config.pulls_peers:
-            delta = delta + peer_force(old, routing.pairs, beta)
+            delta = delta + peer_force(keys, routing.pairs, beta)
         if config.decays:
             underused = find_underused(usage, window_last, config)
             if config.decay_mode == "shrink":
-                delta = delta + shrink(old, underused, config.delta)
+                delta = delta + shrink(keys, underused, config.delta)
             else:
-                delta = delta + seek(old, underused, config.delta, routing.sample, num_sampled)
+                delta = delta + seek(keys, underused, config.delta, routing.sample, num_sampled)
         if config.max_step is not None:
             delta = limit(delta, config.max_step)
-        keys = old + delta
+        keys = keys + delta
         if config.normalize:
-            keys = renormalize(keys, old)
+            keys = renormalize(keys, old["keys"])
         reborn = torch.zeros_like(usage, dtype=torch.bool)
         if config.respawns:
-            patience = torch.where(usage < config.respawn_below, state.patience + 1, 0)
+            patience = torch.where(usage < config.respawn_below, old["patience"] + 1, 0)
             turn = choose_respawns(usage, patience, config, num_sampled)
             reborn = turn >= 0
-            keys = torch.where(reborn[:, None], routing.sample.to(keys.dtype)[turn.clamp(min=0)], keys)
+            keys = torch.where(reborn[..., None], pick(routing.sample, turn).to(keys.dtype), keys)
             usage = torch.where(reborn, 1.0, usage)
             new["patience"] = torch.where(reborn, 0, patience)
-            new["respawns"] = state.respawns + reborn
+            new["respawns"] = old["respawns"] + reborn
         new["keys"] = keys
-        if state.smoothed is not None:
-            smoothed = config.key_ema * state.smoothed + (1 - config.key_ema) * keys
-            new["smoothed"] = torch.where(reborn[:, None], keys, smoothed)
+        if "smoothed" in old:
+            smoothed = config.key_ema * old["smoothed"] + (1 - config.key_ema) * keys
+            new["smoothed"] = torch.where(reborn[..., None], keys, smoothed)
     new["usage"] = usage
     if config.balance_rate:
-        new["bias"] = update_bias(state.bias, counts, config.balance_rate)
-    if state.query_mean is not None:
-        mean = routing.raw_sum.to(state.query_mean.dtype) / routing.num_tokens.clamp(min=1)
-        new["query_mean"] = config.center_decay * state.query_mean + (1 - config.center_decay) * mean
+        new["bias"] = update_bias(old["bias"], counts, config.balance_rate)
+    if "query_mean" in old:
+        mean = routing.raw_sum.to(old["query_mean"].dtype) / routing.num_tokens.clamp(min=1)[..., None]
+        new["query_mean"] = config.center_decay * old["query_mean"] + (1 - config.center_decay) * mean
 
-    selected = counts.sum() > 0
+    selected = counts.sum(-1) > 0
     for name, value in new.items():
-        buffer = getattr(state, name)
-        buffer.copy_(torch.where(selected, value, buffer))
+        within = [None] * (value.dim() - selected.dim())  # the buffer's own dimensions, after the layers'
+        new[name] = torch.where(selected[..., *within], value, old[name])
+    return new

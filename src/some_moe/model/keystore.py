@@ -10,7 +10,7 @@ NO_WINDOW_YET = -1  # in `window_last` before the first full window
 
 
 class KeyState(nn.Module):
-    """E keys of width d and their history. Buffers only; `gravity.step` is the one place that writes them.
+    """E keys of width d and their history. Buffers only; `gravity.step` and `gravity.step_layers` alone write them.
 
     Learned keys (router: learned) are the exception: there `keys` is a parameter and belongs to the optimizer.
     """

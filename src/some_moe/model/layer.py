@@ -109,7 +109,6 @@ class SomeLayer(nn.Module):
         check_gravity_fits(model, self.gravity)
         self.layer = layer
         self.seed = seed
-        self.advance = gravity_rules.advance_keys
         self.library = make_library(model, layer, kernel=kernel, device=device)
         with torch.device(device or "cpu"):
             by_hash = model.router == "hash"
@@ -135,11 +134,13 @@ class SomeLayer(nn.Module):
         top_k: int | None = None,
         previous_query: Tensor | None = None,
         again: Tensor | None = None,
+        onto: Tensor | None = None,
     ) -> tuple[Tensor, Routing]:
         """x (B, T, D) → y (B, T, D) and the record of who was chosen. Changes no state.
 
         top_k: experts a token, if not the config's (warm-up). previous_query: the query of the layer before,
-        for `grounding`. again: x once more, where its gradients by query and by experts are wanted apart.
+        for `grounding`. again: x once more, where its gradients by query and by experts are wanted apart. onto
+        (B, T, D): what y is added to.
         """
         batch, time, d_model = x.shape
         if info is None:
@@ -156,12 +157,16 @@ class SomeLayer(nn.Module):
             assert self.hash_router is not None
             gates, routing = self.hash_router(x, info, top_k)
         assert routing.experts is not None
-        y: Tensor = self.library(x.reshape(-1, d_model), routing.experts.flatten(0, 1), gates.flatten(0, 1)).view_as(x)
+        rows, experts, gates = x.reshape(-1, d_model), routing.experts.flatten(0, 1), gates.flatten(0, 1)
+        if not self.studies:
+            y: Tensor = self.library(rows, experts, gates, None if onto is None else onto.reshape(-1, d_model))
+            return y.view_as(x), routing
+        y = self.library(rows, experts, gates).view_as(x)
         for study in self.studies:
             y = study(y, x, query)
-        return y, routing
+        return y if onto is None else onto + y, routing
 
     def gravity_step(self, routing: Routing, step: int, total_steps: int | None = None) -> None:
         """Let the keys move by what `routing` recorded (the sum over the step's micro-batches and ranks)."""
         if self.state is not None:
-            gravity_rules.step(self.state, routing, self.gravity, step, total_steps, advance=self.advance)
+            gravity_rules.step(self.state, routing, self.gravity, step, total_steps)

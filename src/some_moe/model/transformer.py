@@ -16,7 +16,7 @@ from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
 from some_moe.kernels import has_triton
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
 from some_moe.model.experts import ExpertLibrary
-from some_moe.model.gravity import advance_keys
+from some_moe.model.gravity import Advance, advance_layers, step_layers
 from some_moe.model.init import init_weights
 from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
 from some_moe.model.routing import Routing, TokenInfo
@@ -107,13 +107,13 @@ class Block(nn.Module):
             self.ffn = FrozenDenseFFN(model, layer, kernel, device)
 
     def feed_forward(
-        self, x: Tensor, again: Tensor, info: TokenInfo, top_k: int | None, previous_query: Tensor | None
+        self, onto: Tensor, x: Tensor, again: Tensor, info: TokenInfo, top_k: int | None, previous_query: Tensor | None
     ) -> tuple[Tensor, Routing | None]:
-        """again: x once more, for a second reader."""
+        """onto + what the layer makes of x. again: x once more, for a second reader."""
         if isinstance(self.ffn, SomeLayer):
-            y, routing = self.ffn(x, info, top_k=top_k, previous_query=previous_query, again=again)
+            y, routing = self.ffn(x, info, top_k=top_k, previous_query=previous_query, again=again, onto=onto)
             return y, routing
-        return self.ffn(x), None
+        return onto + self.ffn(x), None
 
     def forward(
         self,
@@ -128,11 +128,10 @@ class Block(nn.Module):
         if self.norm_first:
             x, normed = norm_beside(self.attention_norm, x)
             x, normed, again = add_norm(self.ffn_norm, x, self.attention(normed, geometry, cache))
-            y, routing = self.feed_forward(normed, again, info, top_k, previous_query)
-            return x + y, routing
+            return self.feed_forward(x, normed, again, info, top_k, previous_query)
         x = self.attention_norm(x + self.attention(x, geometry, cache))
-        y, routing = self.feed_forward(x, x, info, top_k, previous_query)
-        return self.ffn_norm(x + y), routing
+        x, routing = self.feed_forward(x, x, x, info, top_k, previous_query)
+        return self.ffn_norm(x), routing
 
 
 class SomeLM(nn.Module):
@@ -238,6 +237,8 @@ class SomeLM(nn.Module):
         """Negative log-likelihood (B, T) of the targets. On a GPU and compiled, float32 logits are never stored."""
         return token_nats(self.head(x), targets)
 
+    advance_layers: Advance | None = None  # gravity's, once compiled
+
     def compile_parts(self, *, dynamic: bool | None = False) -> None:
         """Compile the block, once for all layers, the head with its loss, and gravity (dynamic: as torch.compile)."""
         # A block's code is one for all layers; what differs between them is data. Shapes and top_k may vary.
@@ -247,12 +248,14 @@ class SomeLM(nn.Module):
         for block in self.blocks:
             block.compile(fullgraph=whole, dynamic=dynamic)
         self.score_targets = torch.compile(self.score_targets, fullgraph=True, dynamic=dynamic)  # type: ignore[method-assign]
-        advance = torch.compile(advance_keys, fullgraph=True, dynamic=False)
-        for layer in self.layers:
-            layer.advance = advance
+        self.advance_layers = torch.compile(advance_layers, fullgraph=True, dynamic=False)
 
     def gravity_step(self, routings: Sequence[Routing], step: int, total_steps: int | None = None) -> None:
         """Move every layer's keys by the step's routing: the one write that is not a gradient step."""
+        if self.advance_layers is not None:
+            states = [layer.state for layer in self.layers]
+            step_layers(states, routings, self.gravity, step, total_steps, advance=self.advance_layers)
+            return
         for layer, routing in zip(self.layers, routings, strict=True):
             layer.gravity_step(routing, step, total_steps)
 
