@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from some_moe.kernels import fused_kernels as kernels
 from some_moe.kernels import pingpong
-from some_moe.kernels.placing import place_slots
+from some_moe.kernels.placing import most_tiles, place_slots
 from some_moe.kernels.weights import ExpertWeights
 
 LARGEST_TILE = 128  # rows
@@ -303,7 +303,7 @@ def _(x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest: Any) -> tupl
     slots = experts.shape[0] * experts.shape[1]
     size = count_rows(slots, num_experts)
     row = experts.new_empty(experts.shape, dtype=torch.int32)
-    most = ceil_div(slots, choose_plan(x.dtype, slots, num_experts).m) + num_experts
+    most = most_tiles(slots, num_experts, choose_plan(x.dtype, slots, num_experts).m)
     slope = x.new_empty(size, f, dtype=slope_dtype(x.dtype, f))
     return torch.empty_like(x), slope, x.new_empty(size, d), row, row.new_empty(most), row.new_empty(())
 

@@ -54,7 +54,7 @@ def scan_kernel(counts, num_blocks, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS
 
 @triton.jit
 def place_kernel(
-    experts, totals, rows, tile_expert, used, num_slots, num_blocks, num_tiles, E: tl.constexpr, PADDED: tl.constexpr,
+    experts, totals, rows, tile_expert, used, num_slots, num_blocks, most_tiles, E: tl.constexpr, PADDED: tl.constexpr,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, WIDTH: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
@@ -69,10 +69,10 @@ def place_kernel(
     if tl.program_id(0) == 0:
         tl.store(used, tl.sum(num_own, 0))
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
-    if tl.program_id(0) * TILES < num_tiles:
+    if tl.program_id(0) * TILES < most_tiles:
         # As many experts as end at this tile or before it come before the tile's own.
         passed = tl.sum((last_tile[None, :] <= tile[:, None]).to(tl.int32), 1)
-        tl.store(tile_expert + tile, tl.where(passed < E, passed, -1), mask=tile < num_tiles)
+        tl.store(tile_expert + tile, tl.where(passed < E, passed, -1), mask=tile < most_tiles)
 
     first = tl.program_id(0) * PART
     if first >= num_slots:
@@ -92,7 +92,7 @@ def place_kernel(
     tl.store(rows + slot, row, mask=exists)
 
 
-def num_tiles(num_slots: int, num_experts: int, size: int) -> int:
+def most_tiles(num_slots: int, num_experts: int, size: int) -> int:
     """Never fewer than the tiles in use, whoever has the slots: known without asking the device."""
     return -(-num_slots // size) + num_experts
 
@@ -110,7 +110,7 @@ def block_size(num_experts: int) -> int:
 def place_slots(experts: Tensor, num_experts: int, size: int) -> Placement:
     """Lay out the slots of `experts` (N, K) int64, each expert's from a multiple of `size` on."""
     experts = experts.contiguous()
-    num_slots, block, tiles = experts.numel(), block_size(num_experts), num_tiles(experts.numel(), num_experts, size)
+    num_slots, block, tiles = experts.numel(), block_size(num_experts), most_tiles(experts.numel(), num_experts, size)
     padded = pad_to_power(num_experts)
     num_blocks = triton.cdiv(num_slots, block)
     table = torch.empty(num_blocks, num_experts, dtype=torch.int32, device=experts.device)
