@@ -110,7 +110,7 @@ def pad_to_power(size: int) -> int:
 
 def count_rows(num_slots: int, num_experts: int) -> int:
     """P: room for every slot, and for each expert to begin a tile, whichever plan is chosen."""
-    return (ceil_div(num_slots, LARGEST_TILE) + num_experts) * LARGEST_TILE
+    return most_tiles(num_slots, num_experts, LARGEST_TILE) * LARGEST_TILE
 
 
 def slope_dtype(dtype: torch.dtype, width: int) -> torch.dtype:

@@ -94,7 +94,7 @@ def place_kernel(
 
 def most_tiles(num_slots: int, num_experts: int, size: int) -> int:
     """Never fewer than the tiles in use, whoever has the slots: known without asking the device."""
-    return -(-num_slots // size) + num_experts
+    return -(-num_slots // size) + min(num_experts, num_slots)
 
 
 def pad_to_power(size: int) -> int:
