@@ -154,16 +154,8 @@ def smallest(order: Tensor, size: int) -> tuple[Tensor, Tensor]:
         if size <= MOST:
             values, places = first_samples(order, size)
             return values, places
-    many = 1024
-    if not order.is_cuda or len(order) <= 4 * many or size > many:
-        found = order.topk(size, largest=False, sorted=True)
-        return found.values, found.indices
-    # Of each thousand first: a GPU would go over the whole row digit by digit, forty small kernels long.
-    rows = extend(order, -len(order) % many).view(-1, many)
-    part = rows.topk(size, largest=False, sorted=False)
-    start = torch.arange(0, rows.numel(), many, device=order.device)[:, None]
-    found = part.values.flatten().topk(size, largest=False, sorted=True)
-    return found.values, (part.indices + start).flatten()[found.indices].clamp(max=len(order) - 1)
+    found = order.topk(size, largest=False, sorted=True)
+    return found.values, found.indices
 
 
 @torch.no_grad()
