@@ -65,10 +65,11 @@ def compare_published(arguments: list[str]) -> int:
 
 
 def write_documents(arguments: list[str]) -> int:
-    """Write docs/results.md and its figures, or tell whether they are up to date."""
+    """Write docs/results.md, its figures and the tables of docs/audit.md, or tell whether they are up to date."""
     parser = Parser(
         "some experiments docs",
-        "Write the results as a document: tables, figures (in a folder `figures` beside it) and the experiment index.",
+        "Write the results as a document: tables, figures (in a folder `figures` beside it) and the experiment index. "
+        "The tables of an audit.md beside it are made anew; its prose stays.",
     )
     parser.add_argument("--results", metavar="DIR", default="results", help="where the results are (results)")
     parser.add_argument("--out", metavar="F.md", default="docs/results.md", help="the document (docs/results.md)")
@@ -80,9 +81,13 @@ def write_documents(arguments: list[str]) -> int:
     _check_file(options.out, "--out")
     _need_matplotlib()
 
-    from some_moe.report.results_document import find_outdated, make_documents
+    from some_moe.report.results_document import AUDIT, find_outdated, make_documents
 
+    if out.name == AUDIT:
+        raise UsageError(f"--out {options.out} is the name of the audit, which is written by hand; give another name")
     files = make_documents(Path(options.results), out)
+    documents = [str(path) for path in files if path.suffix == ".md"]
+    num_figures = len(files) - len(documents)
     if options.check:
         outdated = find_outdated(files)
         if outdated:
@@ -90,10 +95,10 @@ def write_documents(arguments: list[str]) -> int:
             others = f", and {len(outdated) - 1} more files are out of date" if len(outdated) > 1 else ""
             print(f"some: {path} {fault}{others}; run `some experiments docs`", file=sys.stderr)
             return DIFFERENT
-        return write(f"{out} and {len(files) - 1} figures show the results\n")
+        return write(f"{', '.join(documents)} and {num_figures} figures show the results\n")
     for path, contents in files.items():
         _write_bytes(path, contents)
-    return write(f"{out}, and {len(files) - 1} figures in {out.parent / 'figures'}\n")
+    return write(f"{', '.join(documents)}, and {num_figures} figures in {out.parent / 'figures'}\n")
 
 
 # --- files ----------------------------------------------------------------------------------------------------

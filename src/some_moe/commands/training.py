@@ -235,9 +235,14 @@ def evaluate_run(arguments: list[str]) -> int:
     parser.add_argument(
         "--trigram", action="store_true", help="score a Kneser–Ney trigram of the run's train split too"
     )
+    parser.add_argument("--seq-lens", metavar="256,512", help="score it with rows cut or padded to each length")
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse(arguments)
+    if options.seq_lens is not None:
+        from some_moe.commands.lengths import evaluate_lengths
+
+        return evaluate_lengths(options)
 
     from some_moe.data.batches import encode_rows
     from some_moe.data.dataset import prepare

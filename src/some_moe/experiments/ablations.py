@@ -11,10 +11,12 @@ from some_moe.experiments.ablations_model import (
     MVP_STUDIES,
     ROUTING_STUDIES,
 )
+from some_moe.experiments.ablations_protocol import PROTOCOL_STUDIES
 from some_moe.experiments.records import Experiment
 
 STUDIES: tuple[Experiment, ...] = (
     *MVP_STUDIES,
+    *PROTOCOL_STUDIES,
     *DEPTH_STUDIES,
     *MOVEMENT_STUDIES,
     *ROUTING_STUDIES,

@@ -3,6 +3,7 @@
 from functools import partial
 
 from some_moe.config import GravityConfig
+from some_moe.experiments.ablations_protocol import STEADY
 from some_moe.experiments.derivation import OWN, derive
 from some_moe.experiments.published_v4 import SERIES_A
 
@@ -13,7 +14,7 @@ suspect = partial(
     derive,
     series="Studies: depth and collapse",
     source=OWN,
-    question="Heads grew with depth, and warm-up, clipping and norm are not stated: which made A6 collapse?",
+    question="Heads grew with depth, and much of the training is not stated: what made A6 collapse?",
 )
 
 BARE = {"train.warmup": 0.0, "train.clip": 0.0}
@@ -54,7 +55,16 @@ DEPTH_STUDIES = (
     suspect("A6-bare", "A6", BARE, "A6 without warm-up and clipping"),
     suspect("A6-post-norm", "A6", {"model.norm": "post"}, "A6 with post-norm"),
     suspect("A6-post-norm-bare", "A6", BARE | {"model.norm": "post"}, "A6-bare with post-norm"),
+    suspect("A6-steady", "A6", STEADY, "A6 at a steady rate, no clipping"),
+    suspect("A6-post-norm-steady", "A6", STEADY | {"model.norm": "post"}, "the same with post-norm"),
+    suspect("A6-rate-2x", "A6", {"train.learning_rate": 1.2e-3}, "A6 at twice the rate"),
+    suspect("A6-rate-4x", "A6", {"train.learning_rate": 2.4e-3}, "A6 at four times the rate"),
+    suspect("A6-rate-4x-bare", "A6", BARE | {"train.learning_rate": 2.4e-3}, "A6-bare at four times the rate"),
+    suspect("A6-small-embeddings", "A6", {"model.embedding_std": 0.02}, "A6 with embeddings that start small"),
     suspect("A6-centred-queries", "A6", {"model.center_queries": True}, "A6 with centred queries"),
+    suspect(
+        "A6-text-loss", "A6", {"data.loss_on": "text", "data.count_padding": False}, "A6 without padding in the loss"
+    ),
 )
 
 # How the keys move. The MVP's D names no base; A1 is the common one.

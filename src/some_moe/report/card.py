@@ -1,7 +1,7 @@
 """All about one experiment, as a card of text and as JSON."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from itertools import groupby
 from typing import Any
@@ -115,17 +115,28 @@ def _format_facts(experiment: Experiment, style: Style) -> list[str]:
     return [style.dim(name.ljust(12)) + value for name, value in facts]
 
 
+@dataclass(frozen=True)
+class Change:
+    """One setting in which two experiments differ, as text."""
+
+    field: str
+    before: str
+    after: str
+
+
+def list_changes(base: Experiment, experiment: Experiment) -> list[Change]:
+    """Every setting that is not as in `base`, in the order of the config."""
+    before, after = base.config.flatten(), experiment.config.flatten()
+    changed = [name for name in after if name not in ("name", "experiment") and before[name] != after[name]]
+    return [Change(name, format_value(before[name]), format_value(after[name])) for name in changed]
+
+
 def _format_changes(experiment: Experiment) -> list[str]:
     assert experiment.derived_from is not None
-    before = find_experiment(experiment.derived_from).config.flatten()
-    after = experiment.config.flatten()
-    changed = [name for name in after if name not in ("name", "experiment") and before[name] != after[name]]
-    if not changed:
-        return [INDENT + "nothing"]
-    longest = max(map(len, changed))
-    return [
-        f"{INDENT}{name.ljust(longest)}  {format_value(before[name])} → {format_value(after[name])}" for name in changed
-    ]
+    changes = list_changes(find_experiment(experiment.derived_from), experiment)
+    longest = max((len(change.field) for change in changes), default=0)
+    lines = [f"{INDENT}{change.field.ljust(longest)}  {change.before} → {change.after}" for change in changes]
+    return lines or [INDENT + "nothing"]
 
 
 def _format_config(experiment: Experiment, width: int, style: Style) -> list[str]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -98,13 +98,15 @@ def _link(file: Path, folder: Path) -> str:
 
 
 def _write_table(table: Table) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
+    return [sentence(table.caption), write_rows(table.columns, table.rows)]
 
-    rule = line(["---:" if column.numeric else "---" for column in table.columns])
-    rows = [line([plain(cell) for cell in row]) for row in table.rows]
-    header = line([plain(column.header) for column in table.columns])
-    return [sentence(table.caption), "\n".join([header, rule, *rows])]
+
+def write_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, name: Callable[[str], str] = plain) -> str:
+    """A table's header, rule and rows. name: how the first cell of a row is written."""
+    lines = [[plain(column.header) for column in columns]]
+    lines.append(["---:" if column.numeric else "---" for column in columns])
+    lines += [[name(row[0]), *map(plain, row[1:])] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _write_trace(block: TraceView) -> list[str]:

@@ -45,7 +45,7 @@ class Result:
 
     def number(self, name: str) -> float | None:
         """A field that holds a number, or None where it is absent or no finite number."""
-        return _finite(self.record.get(name))
+        return finite_number(self.record.get(name))
 
     @property
     def overrides(self) -> Mapping[str, Any]:
@@ -77,21 +77,22 @@ class Result:
     def _read(self, row: Mapping[str, Any]) -> Figures:
         """Read a record's figures; what it calls gini counts padding where the run does."""
         names = ["step", "train_loss", "val_loss", "val_loss_padded", "perplexity", "bits_per_byte", "experts_used"]
-        figures = {name: _finite(row.get(name)) for name in names}
+        figures = {name: finite_number(row.get(name)) for name in names}
         if figures["val_loss_padded"] is not None:
             figures["perplexity_padded"] = math.exp(min(figures["val_loss_padded"], 700.0))
         registered = self.experiment.config.data.count_padding
         counted = "all" if self.overrides.get("data.count_padding", registered) else "real"
         for name in ("gini", "entropy_bits"):
-            figures[f"{name}_real"] = _finite(row.get(f"{name}_real"))
-            figures[f"{name}_{counted}"] = _finite(row.get(name))
+            figures[f"{name}_real"] = finite_number(row.get(f"{name}_real"))
+            figures[f"{name}_{counted}"] = finite_number(row.get(name))
         if figures["experts_used"] is not None:
             experts = self.overrides.get("model.num_experts", self.experiment.config.model.num_experts)
-            figures["num_experts"] = _finite(row.get("num_experts", experts))
+            figures["num_experts"] = finite_number(row.get("num_experts", experts))
         return {name: value for name, value in figures.items() if value is not None}
 
 
-def _finite(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
+    """The value, or None where it is no finite number."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return value if number else None
 

@@ -34,16 +34,21 @@ def explain_differences(result: Result) -> Iterator[str]:
     if source and source != registered:
         yield f"trained on {source}, where {registered} is registered."
     yield from _explain_stories(result)
-    overrides = {name: value for name, value in result.overrides.items() if name not in EXECUTION}
-    if overrides:
-        changes = ", ".join(f"{name} {format_value(value)}" for name, value in overrides.items())
-        yield f"with changed settings: {changes}."
+    yield from explain_overrides(result)
     total, count = result.number("total_parameters"), experiment.parameters.total
     if total is not None and total != count:
         yield f"its model has {total:,.0f} parameters, the registered one {count:,}."
     steps, published = result.number("steps"), experiment.published
     if steps is not None and published is not None and published.steps not in (None, steps):
         yield f"{steps:,.0f} steps, where {published.steps:,} were published."
+
+
+def explain_overrides(result: Result) -> Iterator[str]:
+    """Settings that were not as registered, but for those that say how a machine computes."""
+    overrides = {name: value for name, value in result.overrides.items() if name not in EXECUTION}
+    if overrides:
+        changes = ", ".join(f"{name} {format_value(value)}" for name, value in overrides.items())
+        yield f"with changed settings: {changes}."
 
 
 def _explain_stories(result: Result) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""docs/results.md: everything published beside everything measured, made by a command and never by hand."""
+"""docs/results.md: everything published beside everything measured, made by a command and never by hand.
+
+Beside it may lie docs/audit.md, which is written by hand but for its tables.
+"""
 
 import os
 import re
@@ -8,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from some_moe.report.audit import fill_audit
+from some_moe.report.audit_evidence import Evidence, read_lengths
 from some_moe.report.experiment_index import write_index
-from some_moe.report.markdown import plain, sentence
+from some_moe.report.markdown import plain, sentence, write_rows
 from some_moe.report.published import Comparison, compare_results, read_results
 from some_moe.report.published_tables import (
     Sheet,
@@ -28,6 +33,7 @@ from some_moe.report.result_notes import list_notes
 if TYPE_CHECKING:  # for its name alone: tables need no matplotlib
     from some_moe.report.figures_published import PublishedFigure
 
+AUDIT = "audit.md"
 TITLE = "# Results: published and measured"
 ORIGIN = (
     "Made by `some experiments docs` from the files in {results}; `some experiments docs --check` tells whether it "
@@ -52,8 +58,12 @@ class Illustration:
 
 
 def make_documents(results: Path, out: Path) -> dict[Path, bytes]:
-    """Return {path: contents} of the document at `out` and of its figures, in a folder `figures` beside it."""
-    comparisons = compare_results(read_results(results)[0])
+    """Return {path: contents} of the document at `out` and of its figures, in a folder `figures` beside it.
+
+    Where an audit lies beside the document, it is there too, its tables made anew.
+    """
+    found = read_results(results)[0]
+    comparisons = compare_results(found)
     files: dict[Path, bytes] = {}
     illustrations: dict[str, list[Illustration]] = {}
     for series, name, drawing in _draw_all(comparisons):
@@ -61,7 +71,12 @@ def make_documents(results: Path, out: Path) -> dict[Path, bytes]:
         files[file] = drawing.to_bytes("svg")
         illustrations.setdefault(series, []).append(Illustration(file, f"{series}. {drawing.title}", drawing.caption))
     text = write_document(comparisons, folder=out.parent, illustrations=illustrations, index=True)
-    return {out: text.encode(), **files}
+    documents = {out: text.encode()}
+    audit = out.with_name(AUDIT)
+    if audit.is_file():
+        evidence = Evidence(results=found, lengths=read_lengths(results / "audit"))
+        documents[audit] = fill_audit(audit.read_text(encoding="utf-8"), evidence, file=str(audit)).encode()
+    return documents | files
 
 
 def _draw_all(comparisons: Sequence[Comparison]) -> "list[tuple[str, str, PublishedFigure]]":
@@ -144,11 +159,8 @@ def _write_sheets(sheets: Sequence[Sheet], name: Callable[[str], str] = plain) -
     """Each table under its title and note. name: how the first cell of a row is written."""
     parts = []
     for sheet in sheets:
-        lines = [[plain(column.header) for column in sheet.columns]]
-        lines.append(["---:" if column.numeric else "---" for column in sheet.columns])
-        lines += [[name(row[0]), *map(plain, row[1:])] for row in sheet.rows]
         parts.append(f"**{plain(sheet.title)}.** {sentence(sheet.note)}".rstrip())
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts.append(write_rows(sheet.columns, sheet.rows, name=name))
     return parts
 
 

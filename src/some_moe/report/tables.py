@@ -1,4 +1,4 @@
-"""Tables in the terminal: a finished run, an evaluation."""
+"""Tables in the terminal: a finished run, an evaluation, one model at several row lengths."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +21,29 @@ EPOCH_COLUMNS = (
     Column("perplexity", numeric=True),
     Column("gini", numeric=True),
     Column("entropy bits", numeric=True),
+)
+LENGTH_LOSS_COLUMNS = (
+    Column("length", numeric=True),
+    Column("text", numeric=True),
+    Column("loss", numeric=True),
+    Column("constant", numeric=True),
+    Column("padded loss", numeric=True),
+    Column("padded constant", numeric=True),
+    Column("on padding", numeric=True),
+)
+LENGTH_TEXT_COLUMNS = (
+    Column("length", numeric=True),
+    Column("perplexity", numeric=True),
+    Column("bits per byte", numeric=True),
+    Column("tokens scored", numeric=True),
+    Column("stories cut", numeric=True),
+)
+LENGTH_USAGE_COLUMNS = (
+    Column("length", numeric=True),
+    Column("gini", numeric=True),
+    Column("padded gini", numeric=True),
+    Column("entropy bits", numeric=True),
+    Column("padded entropy bits", numeric=True),
 )
 
 
@@ -107,4 +130,56 @@ def format_evaluation(record: dict[str, Any], *, width: int | None, style: Style
             f"{record['trigram_loss']:.4f} nats per token on the same tokens"
         )
     lines += format_layers(record["layers"], width=width, style=style)
+    return "\n".join(lines) + "\n"
+
+
+def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -> str:
+    """What `some eval --seq-lens` prints: by row length the losses, what was read, and the middle layer's usage."""
+    split, lengths = record["split"], record["lengths"]
+    losses = [
+        [
+            str(found["seq_len"]),
+            f"{found['text_share']:.1%}",
+            _figure(found["loss"], 4),
+            _figure(found["constant_loss"], 4),
+            _figure(found["loss_padded"], 4),
+            _figure(found["constant_loss_padded"], 4),
+            _figure(found["loss_on_padding"], 4),
+        ]
+        for found in lengths
+    ]
+    texts = [
+        [
+            str(found["seq_len"]),
+            _figure(found["perplexity"], 2),
+            _figure(found["bits_per_byte"], 4),
+            f"{found['num_tokens']:,}",
+            f"{found['num_stories_cut']:,}",
+        ]
+        for found in lengths
+    ]
+    lines = [
+        style.bold(f"{record['run']}, step {record['step']:,}, on {split} split")
+        + f", {record['stories'][split]:,} stories; trained with rows of {record['trained_seq_len']}",
+        *format_table(LENGTH_LOSS_COLUMNS, losses, width=width, style=style, indent="  "),
+        "loss: nats per real token; padded: over padding too, as published up to v4; constant: of a predictor",
+        "that ignores its input and knows how frequent each token is in the training split",
+    ]
+    if record["loss_on"] == "text":
+        lines.append("this run learned from text alone: it was never taught padding, and its padded loss pays for that")
+    lines += ["", *format_table(LENGTH_TEXT_COLUMNS, texts, width=width, style=style, indent="  "), ""]
+    if record["middle_layer"] is None:
+        return "\n".join([*lines, "no SoME layers"]) + "\n"
+    usage = [
+        [
+            str(found["seq_len"]),
+            _figure(found["gini"], 3),
+            _figure(found["gini_padded"], 3),
+            _figure(found["entropy_bits"], 3),
+            _figure(found["entropy_bits_padded"], 3),
+        ]
+        for found in lengths
+    ]
+    lines.append(style.bold("How the experts share the work") + f" (middle layer, {record['middle_layer']})")
+    lines += format_table(LENGTH_USAGE_COLUMNS, usage, width=width, style=style, indent="  ")
     return "\n".join(lines) + "\n"

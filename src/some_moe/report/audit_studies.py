@@ -1,0 +1,160 @@
+"""The two tables of the audit that ask: what exceeds the spread between seeds, and what made A6 collapse."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from some_moe.experiments.registry import EXPERIMENTS, find_experiment
+from some_moe.report.audit_cells import (
+    GINI_ALL,
+    HONEST,
+    LENGTH_FILES,
+    SEEDS,
+    AuditTable,
+    list_departures,
+    padded_loss,
+    published_loss,
+    recorded,
+    show_common,
+    show_printed,
+)
+from some_moe.report.audit_evidence import Evidence, Length
+from some_moe.report.card import list_changes
+from some_moe.report.published import Comparison
+from some_moe.report.published_tables import ABSENT, Cell, make_sheet, show_number, show_spread
+
+# --- differences and seeds ------------------------------------------------------------------------------------
+
+PAIRS = (
+    ("V9", "V8"), ("V10", "V8"), ("B1", "A4"), ("B2", "A4"), ("B3", "A4"), ("A2", "A1"), ("A3", "A1"), ("A4", "A1"),
+    ("A5", "A3"),
+)  # fmt: skip
+"""The differences from which the reports draw conclusions."""
+REFERENCE = ("A1", "A4", "A6")  # whose seeds speak for a pair that was run once
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs whose difference is asked for, and how far seeds of one run lie apart."""
+
+    later: Comparison
+    base: Comparison
+    deviation: float | None
+    seeds_of: str  # the runs whose seeds gave the deviation
+
+    @property
+    def published(self) -> Decimal | None:
+        later, base = published_loss(self.later), published_loss(self.base)
+        return None if later is None or base is None else later - base
+
+    @property
+    def measured(self) -> float | None:
+        later, base = padded_loss(self.later), padded_loss(self.base)
+        return None if later is None or base is None else later.mean - base.mean
+
+    def compare(self, difference: float | Decimal | None) -> str:
+        """How many standard deviations a difference is."""
+        return f"{abs(float(difference)) / self.deviation:.1f}" if difference is not None and self.deviation else ABSENT
+
+
+def pool(runs: Sequence[Comparison]) -> tuple[float | None, str]:
+    """The standard deviation between seeds of one run, pooled over runs with several; and the names of these."""
+    several = [(run.name, loss) for run in runs if (loss := padded_loss(run)) is not None and len(loss.values) > 1]
+    degrees = sum(len(loss.values) - 1 for _, loss in several)
+    squares = sum((len(loss.values) - 1) * (loss.stdev or 0.0) ** 2 for _, loss in several)
+    return (math.sqrt(squares / degrees) if degrees else None), ", ".join(name for name, _ in several) or ABSENT
+
+
+def make_spread(evidence: Evidence) -> AuditTable:
+    """Differences from which the reports conclude, beside the spread between seeds."""
+    runs, missing = evidence.part(dict.fromkeys(name for pair in PAIRS for name in pair))
+    by_name = {run.name: run for run in runs}
+    pairs = []
+    for later, base in PAIRS:
+        if later in by_name and base in by_name:
+            own = pool((by_name[base], by_name[later]))
+            deviation, seeds_of = own if own[0] is not None else pool(evidence.part(REFERENCE)[0])
+            pairs.append(Pair(by_name[later], by_name[base], deviation, seeds_of))
+
+    def sign(value: float | Decimal | None) -> str:
+        return ABSENT if value is None else f"{value:+.4f}"
+
+    cells = (
+        Cell[Pair]("runs", lambda pair: f"{pair.later.name} − {pair.base.name}", numeric=False, names=True),
+        Cell[Pair]("published difference", lambda pair: sign(pair.published)),
+        Cell[Pair]("measured difference", lambda pair: sign(pair.measured)),
+        Cell[Pair]("deviation between seeds", lambda pair: show_number(pair.deviation, 4)),
+        Cell[Pair]("deviation of", lambda pair: pair.seeds_of, numeric=False),
+        Cell[Pair]("published ÷ deviation", lambda pair: pair.compare(pair.published)),
+        Cell[Pair]("measured ÷ deviation", lambda pair: pair.compare(pair.measured)),
+        Cell[Pair]("seeds", lambda pair: f"{len(pair.later.results)} and {len(pair.base.results)}", names=True),
+    )
+    return AuditTable(make_sheet("", cells, pairs), missing, list_departures(runs))
+
+
+# --- the collapse ---------------------------------------------------------------------------------------------
+
+TRAIN, VALID = "epoch {}, train", "epoch {}, val"
+
+
+def make_collapse(evidence: Evidence) -> AuditTable:
+    """A6 as published and as measured, what was changed to find its fault, and a predictor that ignores its input."""
+    base = find_experiment("A6")
+    runs, missing = evidence.part(e.name for e in EXPERIMENTS if e is base or e.name.startswith("A6-"))
+    if not runs:
+        return AuditTable((), missing)
+    assert base.published is not None
+    printed = {"run": "A6, published"}
+    for row in base.published.epochs:
+        printed |= {TRAIN.format(row.epoch): show_printed(row.train_loss)}
+        printed |= {VALID.format(row.epoch): show_printed(row.val_loss)}
+    rows = [printed, *(_describe_collapse(run) for run in runs)]
+    seq_len = base.config.data.seq_len
+    constant = _find_constant(evidence, seq_len, base.config.model.vocab_size)
+    if constant is None:
+        missing.append(f"the constant predictor in rows of {seq_len} ({LENGTH_FILES})")
+    else:
+        rows.append(
+            {
+                "run": f"constant predictor (on the {constant.split} rows of {constant.run}, {seq_len} long)",
+                VALID.format(base.config.train.epochs): show_common(constant.find("constant_loss_padded"), 4),
+                "honest loss": show_common(constant.find("constant_loss"), 4),
+            }
+        )
+    epochs = [kind.format(row.epoch) for row in base.published.epochs for kind in (TRAIN, VALID)]
+    headers = ("run", "changed", *epochs, "honest loss", "gini, padding counted", "largest gradient norm", "seeds")
+    cells = [Cell[dict[str, str]](header, _look_up(header), numeric=header not in ("run", "changed"))
+             for header in headers]  # fmt: skip
+    return AuditTable(make_sheet("", cells, rows), missing, list_departures(runs))
+
+
+def _look_up(header: str) -> Callable[[dict[str, str]], str]:
+    return lambda row: row.get(header, ABSENT)
+
+
+def _describe_collapse(run: Comparison) -> dict[str, str]:
+    changes = list_changes(find_experiment("A6"), run.experiment)
+    row = {
+        "run": run.name,
+        "changed": ", ".join(f"{c.field} {c.before} → {c.after}" for c in changes) or "nothing",
+        "honest loss": HONEST.say(run),
+        "gini, padding counted": GINI_ALL.say(run),
+        "largest gradient norm": recorded("max_gradient_norm", 2)(run),
+        "seeds": SEEDS.say(run),
+    }
+    for point in run.epochs:
+        row[TRAIN.format(point.epoch)] = show_spread(point.measured.get("train_loss"), 4)
+        row[VALID.format(point.epoch)] = show_spread(point.measured.get("val_loss_padded"), 4)
+    return row
+
+
+def _find_constant(evidence: Evidence, seq_len: int, vocab_size: int) -> Length | None:
+    """Rows like A6's: of that length and vocabulary, of series A and of validation where there are some."""
+    alike = []
+    for length in evidence.lengths:
+        run = next((e for e in EXPERIMENTS if e.name == length.run), None)
+        if run and length.seq_len == seq_len and run.config.model.vocab_size == vocab_size:
+            strangeness = (run.series != find_experiment("A6").series, length.split != "valid")
+            alike.append((strangeness, length))
+    return min(alike, key=lambda found: found[0])[1] if alike else None
