@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from some_moe.kernels import ExpertWeights, LoraWeights, MixExperts, choose_kernel
+from some_moe.kernels import ExpertWeights, LoraWeights, MixExperts, choose_kernel, gathered
 
 TOLERANCE = 1e-10
 KINDS = ("frozen", "full", "lora", "gain", "hidden")
@@ -90,6 +90,20 @@ def test_cpu_path_equals_reference_on_random_shapes(
 )
 def test_cpu_path_equals_reference_at_the_edges(kind: str, n: int, e: int, k: int, skew: float) -> None:
     assert_parity(*draw_case(0, n, 12, e, k, skew), make_weights(kind, e, 12, 20))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("with_onto", [False, True], ids=["alone", "onto"])
+def test_few_slots_are_gathered_to_the_same_output(kind: str, with_onto: bool) -> None:
+    (x, experts, gates), weights = draw_case(5, 7, 12, 9, 3, 1.0), make_weights(kind, 9, 12, 20)
+    onto = torch.randn(7, weights.up.shape[1] if kind == "hidden" else 12, dtype=x.dtype) if with_onto else None
+    expected = choose_kernel("reference")(x, experts, gates, weights, onto)
+    assert gathered.can_mix(experts) is False, "training wants gradients"
+    with torch.no_grad():
+        assert gathered.can_mix(experts)
+        assert not gathered.can_mix(experts.repeat(2, 1))
+        found = choose_kernel("auto")(x, experts, gates, weights, onto)
+    assert torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_frozen_gradients_pass_gradcheck() -> None:

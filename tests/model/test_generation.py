@@ -27,7 +27,7 @@ def test_a_cached_chunk_equals_token_by_token() -> None:
 
     model = SomeLM(BASE.override({"positions": "alibi"})).double()
     whole = model(PROMPT).logits
-    cache = Cache(model.model, 3, 5, model.head.weight)
+    cache = Cache(5)
     parts = [model(PROMPT[:, a:b], cache=cache).logits for a, b in ((0, 2), (2, 4), (4, 5))]
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-12)
 

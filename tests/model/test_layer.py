@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from variants import BASE, make_config, make_gravity
 
 from some_moe import GravityConfig, ModelConfig, SomeLayer, SomeLM
-from some_moe.model.routing import Routing, TokenInfo
+from some_moe.model.routing import SUMS, Routing, TokenInfo
 
 
 class ForeignTransformer(nn.Module):
@@ -250,3 +250,20 @@ def test_adding_routings_drops_what_belongs_to_one_batch() -> None:
     assert both.query is None
     assert int(both.num_tokens) == 10
     assert not first.detach().query_sum.requires_grad
+
+
+def test_a_pass_without_sums_chooses_the_same_and_cannot_move_keys() -> None:
+    torch.manual_seed(0)
+    model = SomeLM(BASE)
+    tokens = torch.randint(0, BASE.vocab_size, (2, 9))
+    whole, bare = model(tokens), model(tokens, sums=False)
+    assert torch.equal(whole.logits, bare.logits)
+    for left, right in zip(whole.routings, bare.routings, strict=True):
+        assert left.experts is not None
+        assert right.experts is not None
+        assert torch.equal(left.experts, right.experts)
+        assert {name: getattr(left, name).shape for name in SUMS} == {name: getattr(right, name).shape for name in SUMS}
+    keys = [layer.state.keys.clone() for layer in model.layers if layer.state is not None]
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        model.gravity_step(bare.routings, 0)
+    assert all(torch.equal(key, layer.state.keys) for key, layer in zip(keys, model.layers, strict=True) if layer.state)

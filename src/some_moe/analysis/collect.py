@@ -84,7 +84,7 @@ def collect(
 
     for batch, places in _batches(rows, run, starts):
         batch = batch.to(torch.device(device))
-        output = model(batch.inputs, counted=batch.real, rows=batch.rows)
+        output = model(batch.inputs, counted=batch.real, rows=batch.rows, sums=False)
         logits = output.logits[batch.real].float()
         loss[places] = F.cross_entropy(logits, batch.targets[batch.real], reduction="none").cpu().numpy()
         into = sample_place[places]

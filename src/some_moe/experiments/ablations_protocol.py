@@ -8,16 +8,20 @@ STEADY = {"train.warmup": 0.0, "train.clip": 0.0, "train.min_rate_share": 1.0}
 """The barest loop: no report states a warm-up, a falling rate or clipping for any run."""
 
 study = partial(derive, series="Studies: what the published numbers mean", source=OWN)
-steady = partial(
-    study,
-    changes=STEADY,
-    question="No warm-up, falling rate or clipping is stated: is a loop without them nearer to the report?",
-)
+QUESTION = "What no report states had to be assumed: is another choice nearer to the published loss?"
 
 PROTOCOL_STUDIES = (
     *(
-        steady(f"{base}-steady", base, title=f"{base} at a steady rate, no clipping")
+        study(f"{base}-steady", base, STEADY, f"{base} at a steady rate, no clipping", question=QUESTION)
         for base in ("V1", "V2", "V8", "A1", "A4", "B1")
+    ),
+    *(
+        study(f"{base}-sines", base, {"model.positions": "sinusoidal"}, f"{base} with added sines", question=QUESTION)
+        for base in ("V1", "V2", "A1")
+    ),
+    *(
+        study(f"{base}-post-norm", base, {"model.norm": "post"}, f"{base} with post-norm", question=QUESTION)
+        for base in ("V1", "V2", "A1")
     ),
     study(
         "V7-half",

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import ConfigError
-from some_moe.kernels import cpu, grouped, reference
+from some_moe.kernels import cpu, gathered, grouped, reference
 from some_moe.kernels.weights import ExpertWeights, LoraWeights
 
 __all__ = [
@@ -85,6 +85,8 @@ def mix_triton(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights
 
 def mix_auto(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None) -> Tensor:
     """The fastest path that takes these weights on this device."""
+    if gathered.can_mix(experts):
+        return gathered.mix_experts(x, experts, gates, weights, onto)
     if x.is_cuda and has_triton():
         from some_moe.kernels import fused
 

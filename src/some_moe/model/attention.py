@@ -78,17 +78,20 @@ def sinusoidal_positions(positions: Tensor, d_model: int) -> Tensor:
 class Cache:
     """Keys and values of the tokens so far, for every layer, in room for `max_length` positions."""
 
-    def __init__(self, config: ModelConfig, batch: int, max_length: int, like: Tensor) -> None:
-        shape = (config.num_layers, batch, config.num_heads, max_length, config.head_width)
-        self.keys, self.values = like.new_empty(shape), like.new_empty(shape)
-        self.length = 0
+    def __init__(self, max_length: int) -> None:
+        self.max_length, self.length = max_length, 0
+        self.rooms: dict[int, tuple[Tensor, Tensor]] = {}  # of each layer, (B, H, max_length, W)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values (B, H, T, W) behind the past ones; return all of them."""
+        if layer not in self.rooms:
+            shape = (*keys.shape[:2], self.max_length, keys.shape[3])
+            self.rooms[layer] = keys.new_empty(shape), values.new_empty(shape)
         end = self.length + keys.shape[2]
-        self.keys[layer, :, :, self.length : end] = keys
-        self.values[layer, :, :, self.length : end] = values
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        for room, new in zip(self.rooms[layer], (keys, values), strict=True):
+            room[:, :, self.length : end] = new
+        all_keys, all_values = self.rooms[layer]
+        return all_keys[:, :, :end], all_values[:, :, :end]
 
 
 class Attention(nn.Module):

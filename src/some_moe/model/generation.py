@@ -42,11 +42,11 @@ def generate_tokens(
         raise ValueError("the prompt is empty; start it with at least one token, such as the bos token")
     cache = None
     if use_cache:
-        cache = Cache(model.model, prompt.shape[0], prompt.shape[1] + max_new_tokens, model.head.weight)
+        cache = Cache(prompt.shape[1] + max_new_tokens)
     tokens, fresh = prompt, prompt
     done = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
     for _ in range(max_new_tokens):
-        logits = model(fresh if use_cache else tokens, cache=cache).logits[:, -1]
+        logits = model(fresh if use_cache else tokens, cache=cache, sums=False).logits[:, -1]
         chosen = choose_token(logits, temperature, top_p, generator)
         yield chosen
         if stop is not None:

@@ -5,6 +5,7 @@ Shapes: B rows, T positions, N = B·T tokens, E experts, K chosen, D model width
 
 import math
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Self
 
 import torch
@@ -27,6 +28,7 @@ class TokenInfo:
     rows: Tensor  # (B,) int64: each row's number within the whole step, over micro-batches and ranks
     salt: Tensor  # (2,) int32: a hash of seed and step, see hashing.make_salt
     ids: Tensor | None = None  # (B, T) token ids, for hash routing
+    sums: bool = True  # whether the record needs the sums that gravity reads; generation and evaluation do not
 
     @classmethod
     def of(
@@ -40,6 +42,7 @@ class TokenInfo:
         step: int = 0,
         salt: Tensor | None = None,
         ids: Tensor | None = None,
+        sums: bool = True,
     ) -> Self:
         """Fill in what is not given: every token counts, rows are numbered from 0."""
         return cls(
@@ -47,6 +50,7 @@ class TokenInfo:
             rows=torch.arange(shape[0], device=device) if rows is None else rows,
             salt=make_salt(seed, step, device) if salt is None else salt,
             ids=ids,
+            sums=sums,
         )
 
 
@@ -158,6 +162,22 @@ def smallest(order: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return found.values, found.indices
 
 
+@cache
+def shape_sums(num_experts: int, d_model: int, num_samples: int) -> dict[str, Tensor]:
+    """Sums that were not made: shapes without values, so that whoever reads them fails."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "counts": (num_experts,),
+        "query_sum": (num_experts, d_model),
+        "pairs": (num_experts, num_experts),
+        "num_tokens": (),
+        "raw_sum": (d_model,),
+        "raw_norm_sum": (),
+        "sample": (num_samples, d_model),
+        "sample_order": (num_samples,),
+    }
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
 @torch.no_grad()
 def summarize(
     experts: Tensor,
@@ -169,6 +189,8 @@ def summarize(
     gravity: GravityConfig,
 ) -> dict[str, Tensor]:
     """Add up what gravity needs. experts (B, T, K); query (B, T, D), and the mean that centring takes from it."""
+    if not info.sums:
+        return shape_sums(num_experts, query.shape[-1], gravity.num_samples)
     order = sample_order(info.salt, layer, info.rows, experts.shape[1]).reshape(-1)
     counted = info.counted.reshape(-1)
     if gravity.token_fraction < 1:

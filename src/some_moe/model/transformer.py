@@ -186,13 +186,14 @@ class SomeLM(nn.Module):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
         cache: Cache | None = None,
+        sums: bool = True,
     ) -> ModelOutput:
         """tokens (B, T) int64 → logits (B, T, V) and one `Routing` a layer. Changes no state.
 
         counted (B, T): tokens that enter the statistics (default all). rows (B,): each row's number within
         the whole step. step: chooses what is sampled; or salt, a hash of seed and step that is on the device
         already. targets (B, T): asks for their nats instead of the logits. positions (B, T) and segments (B, T):
-        for packed rows.
+        for packed rows. sums: off where the keys will not move by this pass.
         """
         past = 0 if cache is None else cache.length
         if positions is None:
@@ -208,6 +209,7 @@ class SomeLM(nn.Module):
             step=step,
             salt=salt,
             ids=tokens,
+            sums=sums,
         )
         x = self.embedding(tokens)
         if self.model.positions == "sinusoidal":

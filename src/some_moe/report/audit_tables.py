@@ -165,6 +165,11 @@ TABLES: dict[str, Callable[[Evidence], AuditTable]] = {
             PUBLISHED, PADDED, HONEST, GINI_REAL, USED, Run("seconds", recorded("seconds", 1)),
         ),
     ),
+    "assumptions": tabulate(
+        "V1", "V1-steady", "V1-sines", "V1-post-norm", "V2", "V2-steady", "V2-sines", "V2-post-norm", "V8", "V8-steady",
+        "A1", "A1-steady", "A1-sines", "A1-post-norm", "A4", "A4-steady", "B1", "B1-steady",
+        cells=(PUBLISHED, PADDED, HONEST, GINI_ALL, GINI_REAL),
+    ),
     "spread": make_spread,
     "order": make_order,
     "mvp": tabulate(

@@ -27,8 +27,12 @@ def forward(
     *,
     salt: Tensor | None = None,
     score: bool = False,
+    sums: bool = True,
 ) -> ModelOutput:
-    """Run the model on a batch with the config's convention of what counts; `score` asks for nats, not logits."""
+    """Run the model on a batch with the config's convention of what counts.
+
+    score asks for nats, not logits; sums, for what gravity reads.
+    """
     counted = torch.ones_like(batch.real) if config.data.count_padding else batch.real
     output: ModelOutput = model(
         batch.inputs,
@@ -40,6 +44,7 @@ def forward(
         top_k=top_k,
         positions=batch.positions,
         segments=batch.segments,
+        sums=sums,
     )
     return output
 
@@ -159,7 +164,7 @@ def evaluate(
             continue
         batch = batch.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            output = forward(model, batch, config, step, score=True)
+            output = forward(model, batch, config, step, score=True, sums=adapt)
         tally.add(batch, output)
         if adapt:
             model.gravity_step(output.routings, step, total_steps=len(batches))

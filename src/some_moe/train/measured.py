@@ -41,6 +41,7 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
     result = folder.read_result()
     assert result is not None, f"{folder} is not finished"
     environment = _read_environment(folder)
+    log = read_log(folder.path / "metrics.jsonl")
     finished = datetime.fromtimestamp(folder.result_file.stat().st_mtime, UTC)
     return result | {
         "experiment": job.experiment.name,
@@ -54,7 +55,8 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
         "stories": asdict(job.schedule.stories),
         "published_steps": job.experiment.steps,
         "epochs_scaled": job.schedule.describe_scaling(),
-        "published_epochs": list_published_epochs(job.schedule, result, read_log(folder.path / "metrics.jsonl")),
+        "published_epochs": list_published_epochs(job.schedule, result, log),
+        "max_gradient_norm": max((line["gradient_norm"] for line in log if "gradient_norm" in line), default=None),
     }
 
 

@@ -184,7 +184,7 @@ def describe_device(device: torch.device) -> str:
 
 def _git_commit() -> str | None:
     """The commit of the source that runs, with + where it has changes; None outside a checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
         changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "."], cwd=here, capture_output=True)
