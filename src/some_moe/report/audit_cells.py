@@ -98,6 +98,14 @@ def show_rows(run: Comparison) -> str:
     return show_common(seen, 0)
 
 
+def show_passes(run: Comparison) -> str:
+    """How often a run went over its stories."""
+    passes = (
+        result.record.get("epochs_scaled") or {"epochs": get_setting(result, "train.epochs")} for result in run.results
+    )
+    return show_common(gather(one.get("epochs") for one in passes), 1)
+
+
 NAME = Run("run", lambda run: run.name, numeric=False, names=True)
 SEEDS = Run("seeds", lambda run: str(len(run.results)), names=True)
 SHARE = Run("share of text", common("text_share", 4))

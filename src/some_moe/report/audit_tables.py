@@ -29,6 +29,7 @@ from some_moe.report.audit_cells import (
     recorded,
     setting,
     show_common,
+    show_passes,
     show_rows,
     tabulate,
 )
@@ -163,6 +164,14 @@ TABLES: dict[str, Callable[[Evidence], AuditTable]] = {
         cells=(
             Run("experts", setting("model.num_experts")), Run("parameters", common("total_parameters")),
             PUBLISHED, PADDED, HONEST, GINI_REAL, USED, Run("seconds", recorded("seconds", 1)),
+        ),
+    ),
+    "passes": tabulate(
+        *V_NAMES, *A_NAMES, *B_NAMES,
+        cells=(
+            Run("passes over the stories", show_passes), Run("steps", common("steps")),
+            Run("best step", common("best_step")), Run("honest loss then", recorded("best_val_loss", 4)),
+            Run("honest loss at the end", measured("val_loss")),
         ),
     ),
     "assumptions": tabulate(

@@ -76,7 +76,8 @@ class Result:
 
     def _read(self, row: Mapping[str, Any]) -> Figures:
         """Read a record's figures; what it calls gini counts padding where the run does."""
-        names = ["step", "train_loss", "val_loss", "val_loss_padded", "perplexity", "bits_per_byte", "experts_used"]
+        names = ["step", "train_loss", "val_loss", "val_loss_padded", "best_val_loss", "perplexity", "bits_per_byte"]
+        names.append("experts_used")
         figures = {name: finite_number(row.get(name)) for name in names}
         if figures["val_loss_padded"] is not None:
             figures["perplexity_padded"] = math.exp(min(figures["val_loss_padded"], 700.0))

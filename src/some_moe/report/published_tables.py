@@ -35,8 +35,8 @@ MEANINGS = {
 LOSSES = {"val_loss_padded": "padding counted", "val_loss": "real tokens"}
 LOSS_NOTE = "Validation, in nats; difference: measured minus published."
 REAL_NOTE = (
-    "Loss in nats per real token, and its perplexity. The reports up to v4 count padding, which is easy to foresee: "
-    "their perplexities belong beside the column with padding."
+    "Loss in nats per real token at the end and at the best step, and the perplexity at the end. The reports up to v4 "
+    "count padding, which is easy to foresee: their perplexities belong beside the column with padding."
 )
 USAGE_NOTE = "Of selections in validation. The reports up to v4 count all positions, padding too."
 
@@ -116,6 +116,7 @@ LOSS = (
 )
 REAL = (
     Cell[Point]("loss", _measured("val_loss", 4)),
+    Cell[Point]("best", _measured("best_val_loss", 4)),
     Cell[Point]("bits per byte", _measured("bits_per_byte", 4)),
     Cell[Point]("perplexity", _measured("perplexity", 2)),
     Cell[Point]("with padding", _measured("perplexity_padded", 2)),
