@@ -209,7 +209,7 @@ def test_collapse_stands_between_the_published_run_and_a_constant_predictor(
         "constant predictor (on the valid rows of A1, 768 long)": [*[nothing] * 8, "2.1000", "5.9000", *[nothing] * 3],
     }  # fmt: skip
     missing = text.splitlines()[-1]
-    assert missing.startswith("Not measured yet: A6-8-heads, A6-no-warmup, ")
+    assert missing.startswith("Not measured yet: A6-dropout, A6-8-heads, A6-no-warmup, ")
     assert "constant" not in missing
 
 

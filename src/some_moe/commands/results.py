@@ -69,7 +69,7 @@ def write_documents(arguments: list[str]) -> int:
     parser = Parser(
         "some experiments docs",
         "Write the results as a document: tables, figures (in a folder `figures` beside it) and the experiment index. "
-        "The tables of an audit.md beside it are made anew; its prose stays.",
+        "The tables of an audit.md beside it and the figures that it shows are made anew; its prose stays.",
     )
     parser.add_argument("--results", metavar="DIR", default="results", help="where the results are (results)")
     parser.add_argument("--out", metavar="F.md", default="docs/results.md", help="the document (docs/results.md)")

@@ -28,6 +28,8 @@ class ModelConfig(Config):
     one also makes the first logits small and learning slow to begin."""
     norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each sublayer, or after each residual sum."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the embedding's and of each sublayer's output that falls away in training; 0 is off."""
 
     ffn: Literal["some", "dense", "frozen_dense"] = "some"
     """What stands in the place of the feed-forward layer: a SoME layer, one trained dense FFN, or a frozen one."""

@@ -23,6 +23,10 @@ PROTOCOL_STUDIES = (
         study(f"{base}-post-norm", base, {"model.norm": "post"}, f"{base} with post-norm", question=QUESTION)
         for base in ("V1", "V2", "A1")
     ),
+    *(
+        study(f"{base}-dropout", base, {"model.dropout": 0.1}, f"{base} with dropout of 0.1", question=QUESTION)
+        for base in ("V1", "V2", "V8", "A1", "A4", "A6")
+    ),
     study(
         "V7-half",
         "V7",

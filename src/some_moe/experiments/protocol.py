@@ -32,6 +32,7 @@ ALWAYS_ASSUMED = (
     *PLAIN,
     "model.positions",
     "model.norm",
+    "model.dropout",
     "model.score",
     "model.expert_seed",
     "gravity.alpha_floor",

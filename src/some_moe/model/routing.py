@@ -284,9 +284,11 @@ class KeyRouter(nn.Module):
             experts, gates, scores = self.choose(query, scored, top_k)
             sums = summarize(experts, query, mean, info, self.layer_words, self.model.num_experts, self.gravity)
             aux_loss = None if scores is None else auxiliary_loss(self.model, scores, experts, info.counted)
-        # Whatever leaves with a gradient gets one in the backward pass, if only of zeros.
+        # Whatever leaves with a gradient gets one in the backward pass, if only of zeros. The copy of the gates is not
+        # an alias of them: where a compiled graph breaks behind the router, torch would take one for the other, and
+        # the query network would get no gradient.
         kept = query if self.model.grounding else query.detach()
-        return gates, Routing(**sums, experts=experts, gates=gates.detach(), query=kept, aux_loss=aux_loss)
+        return gates, Routing(**sums, experts=experts, gates=gates.detach().clone(), query=kept, aux_loss=aux_loss)
 
 
 class HashRouter(nn.Module):

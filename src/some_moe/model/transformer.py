@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
 from some_moe.kernels import has_triton
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
+from some_moe.model.dropout import Dropout
 from some_moe.model.experts import ExpertLibrary
 from some_moe.model.gravity import Advance, advance_layers, step_layers
 from some_moe.model.init import init_weights
@@ -94,6 +95,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm_first = model.norm == "pre"
         with torch.device(device or "cpu"):
+            self.drop_attention = Dropout(model.dropout, 2 * layer + 1)
+            self.drop_ffn = Dropout(model.dropout, 2 * layer + 2)
+        with torch.device(device or "cpu"):
             self.attention_norm = nn.LayerNorm(model.d_model)
             self.attention = Attention(model, layer)
             self.ffn_norm = nn.LayerNorm(model.d_model)
@@ -110,10 +114,14 @@ class Block(nn.Module):
         self, onto: Tensor, x: Tensor, again: Tensor, info: TokenInfo, top_k: int | None, previous_query: Tensor | None
     ) -> tuple[Tensor, Routing | None]:
         """onto + what the layer makes of x. again: x once more, for a second reader."""
-        if isinstance(self.ffn, SomeLayer):
-            y, routing = self.ffn(x, info, top_k=top_k, previous_query=previous_query, again=again, onto=onto)
-            return y, routing
-        return onto + self.ffn(x), None
+        if not isinstance(self.ffn, SomeLayer):
+            return onto + self.drop_ffn(self.ffn(x), info), None
+        options = {"top_k": top_k, "previous_query": previous_query, "again": again}
+        if self.drop_ffn.is_on:
+            y, routing = self.ffn(x, info, **options)
+            return onto + self.drop_ffn(y, info), routing
+        y, routing = self.ffn(x, info, **options, onto=onto)
+        return y, routing
 
     def forward(
         self,
@@ -127,9 +135,10 @@ class Block(nn.Module):
         """x (B, T, D) → (B, T, D) and the layer's routing."""
         if self.norm_first:
             x, normed = norm_beside(self.attention_norm, x)
-            x, normed, again = add_norm(self.ffn_norm, x, self.attention(normed, geometry, cache))
+            attended = self.drop_attention(self.attention(normed, geometry, cache), info)
+            x, normed, again = add_norm(self.ffn_norm, x, attended)
             return self.feed_forward(x, normed, again, info, top_k, previous_query)
-        x = self.attention_norm(x + self.attention(x, geometry, cache))
+        x = self.attention_norm(x + self.drop_attention(self.attention(x, geometry, cache), info))
         x, routing = self.feed_forward(x, x, x, info, top_k, previous_query)
         return self.ffn_norm(x), routing
 
@@ -156,6 +165,7 @@ class SomeLM(nn.Module):
         self.checkpoint_activations = checkpoint_activations
         with torch.device(device or "cpu"):
             self.embedding = nn.Embedding(model.vocab_size, model.d_model)
+            self.drop_embedding = Dropout(model.dropout, 0)
             self.head = nn.Linear(model.d_model, model.vocab_size)
         self.blocks = nn.ModuleList(
             Block(model, self.gravity, layer, seed=seed, kernel=kernel, device=device)
@@ -214,6 +224,7 @@ class SomeLM(nn.Module):
         x = self.embedding(tokens)
         if self.model.positions == "sinusoidal":
             x = x + sinusoidal_positions(positions, self.model.d_model).to(x.dtype)
+        x = self.drop_embedding(x, info)
         if self.model.residual_dtype == "auto" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         routings: list[Routing] = []

@@ -111,7 +111,7 @@ def make_collapse(evidence: Evidence) -> AuditTable:
         printed |= {VALID.format(row.epoch): show_printed(row.val_loss)}
     rows = [printed, *(_describe_collapse(run) for run in runs)]
     seq_len = base.config.data.seq_len
-    constant = _find_constant(evidence, seq_len, base.config.model.vocab_size)
+    constant = find_constant(evidence, seq_len, base.config.model.vocab_size)
     if constant is None:
         missing.append(f"the constant predictor in rows of {seq_len} ({LENGTH_FILES})")
     else:
@@ -149,7 +149,7 @@ def _describe_collapse(run: Comparison) -> dict[str, str]:
     return row
 
 
-def _find_constant(evidence: Evidence, seq_len: int, vocab_size: int) -> Length | None:
+def find_constant(evidence: Evidence, seq_len: int, vocab_size: int) -> Length | None:
     """Rows like A6's: of that length and vocabulary, of series A and of validation where there are some."""
     alike = []
     for length in evidence.lengths:

@@ -175,8 +175,11 @@ TABLES: dict[str, Callable[[Evidence], AuditTable]] = {
         ),
     ),
     "assumptions": tabulate(
-        "V1", "V1-steady", "V1-sines", "V1-post-norm", "V2", "V2-steady", "V2-sines", "V2-post-norm", "V8", "V8-steady",
-        "A1", "A1-steady", "A1-sines", "A1-post-norm", "A4", "A4-steady", "B1", "B1-steady",
+        "V1", "V1-steady", "V1-sines", "V1-post-norm", "V1-dropout",
+        "V2", "V2-steady", "V2-sines", "V2-post-norm", "V2-dropout",
+        "V8", "V8-steady", "V8-dropout",
+        "A1", "A1-steady", "A1-sines", "A1-post-norm", "A1-dropout",
+        "A4", "A4-steady", "A4-dropout", "B1", "B1-steady",
         cells=(PUBLISHED, PADDED, HONEST, GINI_ALL, GINI_REAL),
     ),
     "spread": make_spread,

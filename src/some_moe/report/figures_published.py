@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -268,4 +269,9 @@ def digest_panels(panels: Sequence[Panel]) -> str:
         ]
         for panel in panels
     ]
+    return digest_content(content)
+
+
+def digest_content(content: Any) -> str:
+    """A short hash of what JSON can hold."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
 """docs/results.md: everything published beside everything measured, made by a command and never by hand.
 
-Beside it may lie docs/audit.md, which is written by hand but for its tables.
+Beside it may lie docs/audit.md, which is written by hand but for its tables and figures.
 """
 
 import os
@@ -60,8 +60,10 @@ class Illustration:
 def make_documents(results: Path, out: Path) -> dict[Path, bytes]:
     """Return {path: contents} of the document at `out` and of its figures, in a folder `figures` beside it.
 
-    Where an audit lies beside the document, it is there too, its tables made anew.
+    Where an audit lies beside the document, it is there too, its tables made anew, with the figures that it shows.
     """
+    from some_moe.report.figures_audit import draw_shown
+
     found = read_results(results)[0]
     comparisons = compare_results(found)
     files: dict[Path, bytes] = {}
@@ -75,7 +77,10 @@ def make_documents(results: Path, out: Path) -> dict[Path, bytes]:
     audit = out.with_name(AUDIT)
     if audit.is_file():
         evidence = Evidence(results=found, lengths=read_lengths(results / "audit"))
-        documents[audit] = fill_audit(audit.read_text(encoding="utf-8"), evidence, file=str(audit)).encode()
+        prose = audit.read_text(encoding="utf-8")
+        documents[audit] = fill_audit(prose, evidence, file=str(audit)).encode()
+        for name, drawing in draw_shown(prose, evidence, file=str(audit)).items():
+            files[out.parent / "figures" / f"{name}.svg"] = drawing.to_bytes("svg")
     return documents | files
 
 
