@@ -208,6 +208,7 @@ def test_bad_words_are_refused_in_one_sentence(tmp_path: Path, capsys: pytest.Ca
         ([], "`some experiments run` needs NAME"),
         (["A1", "--seeds", "0,x"], "--seeds '0,x' is not a list of whole numbers"),
         (["A1", "--seeds", "1,1"], "--seeds '1,1' names a seed twice"),
+        (["A1", "--at-once", "0"], "--at-once 0 runs nothing; use 1 or more"),
         (["A1", "--train.seed", "3"], "--train.seed 3 is given by --seeds here"),
         (["A1", "--model.top-q", "3"], "did you mean '--model.top-k'?"),
         (["A1", "--sed", "3"], "--sed is not an option of `some experiments run`; did you mean '--seeds'?"),

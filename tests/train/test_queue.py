@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,8 +111,9 @@ def finish(queue: Queue, job: Job) -> tuple[int, str]:
     return 0, ""
 
 
-def make_queue(tmp_path: Path, said: list[str], seeds: tuple[int, ...] = (0, 1, 2)) -> Queue:
-    return Queue(make_jobs([A1], seeds, TINY), tmp_path / "q", tmp_path / "q" / "results", said.append)
+def make_queue(tmp_path: Path, said: list[str], seeds: tuple[int, ...] = (0, 1, 2), at_once: int = 1) -> Queue:
+    jobs, out = make_jobs([A1], seeds, TINY), tmp_path / "q"
+    return Queue(jobs, out, out / "results", said.append, at_once=at_once)
 
 
 def states(tmp_path: Path) -> dict[str, str]:
@@ -159,6 +161,43 @@ def test_a_run_that_was_told_to_stop_stops_the_queue(tmp_path: Path, monkeypatch
     queue.run()
     assert queue.exit_code == 130
     assert states(tmp_path) == {"A1-seed0": "interrupted", "A1-seed1": "waiting", "A1-seed2": "waiting"}
+
+
+def test_several_run_at_once_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+    taken: list[int] = []
+
+    def meet(queue: Queue, job: Job) -> tuple[int, str]:
+        taken.append(job.seed)
+        both.wait()  # nobody passes before another run has begun
+        assert list(states(tmp_path).values()).count("running") >= 1
+        return (1, "some: no\n") if job.seed == 2 else finish(queue, job)
+
+    monkeypatch.setattr(Queue, "_train", meet)
+    queue = make_queue(tmp_path, [], seeds=(0, 1, 2, 3), at_once=2)
+    queue.run()
+    assert sorted(taken) == [0, 1, 2, 3]
+    assert queue.exit_code == 1
+    assert list(states(tmp_path).values()) == ["done", "done", "failed", "done"]
+    assert len(list((tmp_path / "q" / "results").iterdir())) == 3
+
+
+def test_a_stop_reaches_all_that_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def sleep(queue: Queue, job: Job) -> tuple[int, str]:  # noqa: ARG001
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
+        if both.wait() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return queue.signals.wait_for(process), ""
+
+    monkeypatch.setattr(Queue, "_train", sleep)
+    said: list[str] = []
+    queue = make_queue(tmp_path, said, at_once=2)
+    queue.run()
+    assert queue.exit_code == 130
+    assert states(tmp_path) == {"A1-seed0": "interrupted", "A1-seed1": "interrupted", "A1-seed2": "waiting"}
+    assert sum("stopping" in line for line in said) == 1
 
 
 def test_a_signal_during_a_run_that_ends_well_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +278,7 @@ def test_signals_reach_the_run_and_the_third_one_kills_it() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     with process.stdout, Signals(said.append) as signals:
-        signals.process = process
+        signals.told[process] = 0
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
             assert process.stdout.readline() == b"told\n"

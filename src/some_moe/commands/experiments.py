@@ -18,7 +18,7 @@ def run_experiments(arguments: list[str]) -> int:
     """Run experiments one after another, skip what is done, continue what was interrupted."""
     parser = Parser(
         PROG,
-        "Run experiments one after another, each with every seed, for the published number of steps. Runs that are "
+        "Run experiments in turn, each with every seed, for the published number of steps. Runs that are "
         "done are skipped, interrupted ones continued: the same command goes on where it was stopped. "
         "Any setting can be changed for all of them with --ROOM.FIELD VALUE.",
     )
@@ -31,10 +31,13 @@ def run_experiments(arguments: list[str]) -> int:
     parser.add_argument("--seeds", default="0", metavar="0,1,2", help="random seeds (default 0)")
     parser.add_argument("--out", default="runs", metavar="DIR", help="where run folders and queue.json go (runs)")
     parser.add_argument("--results", metavar="DIR", help="where NAME-seedS.json records go (default: results)")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="how many runs share the machine (1)")
     parser.add_argument("--dry-run", action="store_true", help="print what would run; touch nothing")
     parser.add_argument("--json", action="store_true", help="print one object at the end; progress goes to stderr")
     words, settings = split_settings(arguments)
     options = parser.parse(words)
+    if options.at_once < 1:
+        raise UsageError(f"--at-once {options.at_once} runs nothing; use 1 or more")
 
     from some_moe.experiments.selection import select_experiments
 
@@ -54,12 +57,12 @@ def run_experiments(arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
 
-    queue = Queue(jobs, out, Path(options.results or "results"), say)
+    queue = Queue(jobs, out, Path(options.results or "results"), say, at_once=options.at_once)
     for line in explain_scaling(jobs):
         say(line)
     if options.dry_run:
         return print_plan(queue, as_json=options.json)
-    queue.shows_runs = sys.stdout.isatty() and not options.json
+    queue.shows_runs = sys.stdout.isatty() and not options.json and options.at_once == 1
     try:
         queue.run()
     except TrainingStoppedError as stop:

@@ -1,4 +1,4 @@
-"""Jobs one after another, each in a process of its own: what one leaves in memory, or dies of, is no other's concern.
+"""Jobs in turn, each in a process of its own: what one leaves in memory, or dies of, is no other's concern.
 
 What a job has done is in its run folder, so a queue that was stopped or killed goes on when it is started again.
 DIR/queue.json tells how all jobs stand; DIR/logs/NAME-seedS.txt has what each run wrote.
@@ -10,8 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,36 +46,40 @@ class Entry:
 
 
 class Signals:
-    """Ctrl-C, a polite kill and a closed terminal: the run in progress is told, and no other is begun.
+    """Ctrl-C, a polite kill and a closed terminal: runs in progress are told, and no other is begun.
 
-    The run lives in a process group of its own, so that it hears of each signal once. It stops after the present
+    A run lives in a process group of its own, so that it hears of each signal once. It stops after the present
     step; told twice, at once; a third time it is killed.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say, self.count = say, 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.told: dict[subprocess.Popen[bytes], int] = {}  # runs in progress: how many signals each has heard of
         self.previous: dict[int, Any] = {}
 
     def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.count += 1
         if self.count == 1:
-            self.say("stopping: the present run saves after its step, and no other is begun")
+            runs = (
+                "the present run saves after its step" if len(self.told) < 2 else "present runs save after their step"
+            )
+            self.say(f"stopping: {runs}, and no other is begun")
         self.pass_on()
 
     def pass_on(self) -> None:
-        if self.process is not None:
-            self.process.send_signal(signal.SIGKILL if self.count > 2 else signal.SIGINT)
+        for process, told in list(self.told.items()):
+            if told < self.count:
+                self.told[process] = self.count
+                process.send_signal(signal.SIGKILL if self.count > 2 else signal.SIGINT)
 
     def wait_for(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for a run, passing on what comes meanwhile; return its exit code."""
-        self.process = process
-        if self.count:  # it came while the process was started
-            self.pass_on()
+        self.told[process] = 0
+        self.pass_on()  # what came while the process was started
         try:
             return process.wait()
         finally:
-            self.process = None
+            del self.told[process]
 
     def __enter__(self) -> Self:
         caught = [signal.SIGINT, signal.SIGTERM]
@@ -92,13 +98,16 @@ class Signals:
 class Queue:
     """The jobs of one command in one folder."""
 
-    def __init__(self, jobs: Sequence[Job], out: Path, results: Path, say: Callable[[str], None]) -> None:
-        self.jobs, self.out, self.results, self.say = jobs, out, results, say
+    def __init__(
+        self, jobs: Sequence[Job], out: Path, results: Path, say: Callable[[str], None], *, at_once: int = 1
+    ) -> None:
+        self.jobs, self.out, self.results, self.say, self.at_once = jobs, out, results, say, at_once
         self.file = out / "queue.json"
         self.signals = Signals(say)
         self.stopped = False
         self.shows_runs = False  # whether runs may draw on our terminal; else what they print is in their logs
         self.lock: int | None = None
+        self.turn = threading.Lock()  # one thread at a time takes a job, or writes queue.json
         # Folders and records that hold something else are refused here, before anything is written.
         self.standings = [find_standing(job, folder_of(job, out)) for job in jobs]
         for job in jobs:
@@ -120,20 +129,36 @@ class Queue:
     # --- running ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run every job that is not done. A job that fails is noted, and the next one has its turn."""
+        """Run every job that is not done, `at_once` at a time. One that fails is noted, and the next has its turn."""
         with self._own_folder(), self.signals:
             try:
                 self._save()
                 self._complete_records()
-                for number, job in enumerate(self.jobs):
-                    if self.stopped or self.signals.count:
-                        break
-                    self._run_job(number, job, self.entries[number])
+                waiting = iter(range(len(self.jobs)))
+                if self.at_once == 1:
+                    self._work(waiting)
+                else:
+                    with ThreadPoolExecutor(self.at_once) as pool:
+                        for worker in [pool.submit(self._work, waiting) for _ in range(self.at_once)]:
+                            worker.result()
             except OSError as error:
                 raise TrainingStoppedError(
                     f"the queue cannot go on in {self.out} ({error.strerror or error}); run the same command again "
                     "when that is mended"
                 ) from None
+
+    def _work(self, waiting: Iterator[int]) -> None:
+        """Run one job after another, until none is waiting or somebody stops the queue."""
+        while True:
+            with self.turn:
+                number = None if self.stopped or self.signals.count else next(waiting, None)
+            if number is None:
+                return
+            try:
+                self._run_job(number, self.jobs[number], self.entries[number])
+            except BaseException:
+                self.stopped = True  # the others end with what they are at
+                raise
 
     def _complete_records(self) -> None:
         """Write the records of finished runs that have none: in another folder, or after a kill at the last moment."""
@@ -200,7 +225,7 @@ class Queue:
         work, seconds = map(sum, zip(*finished, strict=True))
         open_jobs = zip(self.jobs[number:], self.standings[number:], strict=True)
         left = sum(job.work for job, standing in open_jobs if standing != "done")
-        return f"; about {describe_seconds(seconds / work * left)} left for the queue"
+        return f"; about {describe_seconds(seconds / work * left / self.at_once)} left for the queue"
 
     def _record_file(self, job: Job) -> Path:
         return self.results / f"{job.name}.json"
@@ -226,8 +251,9 @@ class Queue:
     # --- queue.json and the lock ------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        jobs = [*self.others, *map(asdict, self.entries)]
-        write_whole(self.file, json.dumps({"format_version": QUEUE_FORMAT, "jobs": jobs}, indent=1) + "\n")
+        with self.turn:
+            jobs = [*self.others, *map(asdict, self.entries)]
+            write_whole(self.file, json.dumps({"format_version": QUEUE_FORMAT, "jobs": jobs}, indent=1) + "\n")
 
     def _remember(self) -> None:
         """Keep what queue.json says of other jobs, and how long these took so far."""
