@@ -179,7 +179,8 @@ def test_several_run_at_once_and_each_once(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(taken) == [0, 1, 2, 3]
     assert queue.exit_code == 1
     assert list(states(tmp_path).values()) == ["done", "done", "failed", "done"]
-    assert len(list((tmp_path / "q" / "results").iterdir())) == 3
+    records = [json.loads(path.read_text()) for path in (tmp_path / "q" / "results").iterdir()]
+    assert [record["at_once"] for record in records] == [2, 2, 2]
 
 
 def test_a_stop_reaches_all_that_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

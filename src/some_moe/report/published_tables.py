@@ -238,9 +238,15 @@ def cost_sheet(results: Sequence[Result]) -> list[Sheet]:
         Cell[Result]("published", published_steps),
         Cell[Result]("tokens/s", lambda r: show_number(r.number("tokens_per_second"))),
         Cell[Result]("seconds", lambda r: show_number(r.number("seconds"), digits=1)),
+        Cell[Result]("runs at once", lambda r: show_number(r.number("at_once"))),
         Cell[Result]("device", lambda r: r.text("device") or ABSENT, numeric=False, wraps=True),
     )
-    return make_sheet("Steps and speed", cells, results, "Seconds are of training steps alone.")
+    return make_sheet(
+        "Steps and speed",
+        cells,
+        results,
+        "Seconds are of training steps alone, on a machine that other runs may have shared.",
+    )
 
 
 def seed_sheet(comparisons: Sequence[Comparison]) -> list[Sheet]:

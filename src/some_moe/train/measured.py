@@ -16,9 +16,9 @@ LOSSES = ("val_loss", "val_loss_on_padding", "val_loss_padded", "perplexity", "b
 USAGE = ("gini", "entropy_bits", "experts_used")  # of the middle layer, as the reports print it
 
 
-def write_record(path: Path, job: Job, folder: RunFolder) -> dict[str, Any]:
-    """Write and return the record of a finished run."""
-    record: dict[str, Any] = drop_nan(make_record(job, folder))
+def write_record(path: Path, job: Job, folder: RunFolder, *, at_once: int | None = None) -> dict[str, Any]:
+    """Write and return the record of a finished run. at_once: how many shared its machine, where that is known."""
+    record: dict[str, Any] = drop_nan(make_record(job, folder) | {"at_once": at_once})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return record

@@ -43,6 +43,7 @@ class Entry:
     state: State = "waiting"
     reason: str = ""  # why it failed, in one sentence
     seconds: float = 0.0  # that its processes took, start and evaluation included
+    at_once: int | None = None  # how many runs shared the machine
 
 
 class Signals:
@@ -162,9 +163,9 @@ class Queue:
 
     def _complete_records(self) -> None:
         """Write the records of finished runs that have none: in another folder, or after a kill at the last moment."""
-        for job, standing in zip(self.jobs, self.standings, strict=True):
+        for job, standing, entry in zip(self.jobs, self.standings, self.entries, strict=True):
             if standing == "done" and not self._record_file(job).is_file():
-                write_record(self._record_file(job), job, folder_of(job, self.out))
+                write_record(self._record_file(job), job, folder_of(job, self.out), at_once=entry.at_once)
 
     def _run_job(self, number: int, job: Job, entry: Entry) -> None:
         title = f"[{number + 1}/{len(self.jobs)}] {job.experiment.name}, seed {job.seed}: "
@@ -173,7 +174,7 @@ class Queue:
             return
         steps = "packed rows" if job.schedule.steps is None else f"{job.schedule.steps:,} steps"
         self.say(title + steps + self._describe_time_left(number))
-        entry.state, entry.reason = "running", ""
+        entry.state, entry.reason, entry.at_once = "running", "", self.at_once
         self._save()
         folder = folder_of(job, self.out)
         remove_stillborn(folder)
@@ -182,7 +183,7 @@ class Queue:
         seconds = time.monotonic() - started
         entry.seconds += seconds
         if code == 0 and folder.result_file.is_file():
-            write_record(self._record_file(job), job, folder)
+            write_record(self._record_file(job), job, folder, at_once=entry.at_once)
             entry.state = "done"
             self.say(f"{title}done in {describe_seconds(seconds)}")
         elif code in STOPPED or self.signals.count:
@@ -256,13 +257,14 @@ class Queue:
             write_whole(self.file, json.dumps({"format_version": QUEUE_FORMAT, "jobs": jobs}, indent=1) + "\n")
 
     def _remember(self) -> None:
-        """Keep what queue.json says of other jobs, and how long these took so far."""
+        """Keep what queue.json says of other jobs, and how these ran so far."""
         if not self.file.is_file():
             return
         try:
             known = {job["name"]: job for job in json.loads(self.file.read_text(encoding="utf-8"))["jobs"]}
             for entry in self.entries:
-                entry.seconds = float(known.pop(entry.name, {}).get("seconds", 0.0))
+                before = known.pop(entry.name, {})
+                entry.seconds, entry.at_once = float(before.get("seconds", 0.0)), before.get("at_once")
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{str(self.file)!r} is damaged; remove it, the runs themselves are whole") from None
         self.others = list(known.values())
