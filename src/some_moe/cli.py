@@ -17,6 +17,18 @@ class UsageError(ValueError):
     """Bad input on the command line. Its message is one sentence that names the value and the cure."""
 
 
+def read_numbers(flag: str, text: str, *, what: str, example: str, least: int = 0) -> list[int]:
+    """Read "0,1,2", different whole numbers, as a list; what: one of them, in words."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) >= least for word in words):
+        bound = f" from {least} on" if least else ""
+        raise UsageError(f"{flag} {text!r} is not a list of whole numbers{bound}; write it like {example}")
+    numbers = [int(word) for word in words]
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"{flag} {text!r} names a {what} twice; name each once")
+    return numbers
+
+
 @dataclass(frozen=True)
 class Command:
     """One command: a summary for the help, and what runs with the remaining arguments."""

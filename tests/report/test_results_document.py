@@ -208,10 +208,6 @@ def test_docs_refuses_in_one_sentence(
     assert list((here / "docs").iterdir()) == []
 
 
-@pytest.mark.skipif(
-    not (REPOSITORY / "results").is_dir() or not (REPOSITORY / "docs" / "results.md").is_file(),
-    reason="the repository holds no results and their document yet",
-)
 def test_the_document_of_this_repository_shows_its_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

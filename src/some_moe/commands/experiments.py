@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write, write_json
+from some_moe.cli import Parser, UsageError, on_terminal, read_numbers, terminal_width, write, write_json
 from some_moe.commands.training import parse_overrides
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run_experiments(arguments: list[str]) -> int:
     from some_moe.experiments.selection import select_experiments
 
     experiments = select_experiments(options.names)
-    seeds = read_seeds(options.seeds)
+    seeds = read_numbers("--seeds", options.seeds, what="seed", example="0,1,2")
     overrides = read_overrides(settings, options.data)
 
     from some_moe.train.jobs import make_jobs
@@ -97,16 +97,6 @@ def read_overrides(settings: list[str], source: str | None) -> dict[str, Any]:
             raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
         overrides["data.source"] = source
     return overrides
-
-
-def read_seeds(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise UsageError(f"--seeds {text!r} is not a list of whole numbers; write it like 0,1,2")
-    seeds = [int(word) for word in words]
-    if len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds {text!r} names a seed twice; name each once")
-    return seeds
 
 
 # --- what is printed --------------------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 from argparse import Namespace
 
-from some_moe.cli import UsageError, on_terminal, terminal_width, write, write_json
+from some_moe.cli import UsageError, on_terminal, read_numbers, terminal_width, write, write_json
 
 SHORTEST_ROW = 2
 
 
 def evaluate_lengths(options: Namespace) -> int:
     """Score a run with its rows cut or padded to each length of --seq-lens (options: those of `some eval`)."""
-    lengths = read_lengths(options.seq_lens)
+    lengths = read_numbers("--seq-lens", options.seq_lens, what="length", example="256,512,1024", least=SHORTEST_ROW)
     for flag, value in (("--data", options.data), ("--adapt", options.adapt), ("--trigram", options.trigram)):
         if value:
             raise UsageError(f"--seq-lens {options.seq_lens} and {flag} exclude each other; give one of them")
@@ -59,16 +59,3 @@ def evaluate_lengths(options: Namespace) -> int:
     if options.json:
         return write_json(drop_nan(record))
     return write(format_lengths(record, width=terminal_width(), style=Style(on_terminal())))
-
-
-def read_lengths(text: str) -> list[int]:
-    """Read "256,512" as [256, 512]."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) >= SHORTEST_ROW for word in words):
-        raise UsageError(
-            f"--seq-lens {text!r} is not a list of whole numbers from {SHORTEST_ROW} on; write it like 256,512,1024"
-        )
-    lengths = [int(word) for word in words]
-    if len(set(lengths)) < len(lengths):
-        raise UsageError(f"--seq-lens {text!r} names a length twice; name each once")
-    return lengths

@@ -135,6 +135,7 @@ def is_due(state: KeyState, config: GravityConfig, step: int) -> bool:
 def step(state: KeyState, routing: Routing, config: GravityConfig, step: int, total_steps: int | None = None) -> None:
     """Move one layer's keys by what was routed in this step. Nothing but this and `step_layers` writes a `KeyState`."""
     if is_due(state, config, step):
+        refuse_without_sums(routing)
         beta = beta_now(config, state.layer, step, total_steps) if config.pulls_peers else 0.0
         advance_keys(state, routing, config, beta)
 
@@ -156,11 +157,18 @@ def step_layers(
     due_states, due_routings = [], []
     for state, routing in zip(states, routings, strict=True):
         if state is not None and is_due(state, config, step):
+            refuse_without_sums(routing)
             due_states.append(state)
             due_routings.append(routing)
     if due_states:
         betas = betas_now(config, due_states, step, total_steps)
         (advance or advance_layers)(due_states, due_routings, config, betas)
+
+
+def refuse_without_sums(routing: Routing) -> None:
+    """A pass with sums=False leaves shapes in their place, on the meta device."""
+    if routing.counts.is_meta:
+        raise RuntimeError("this routing has no sums, only meta tensors of their shapes; run the pass with sums=True")
 
 
 def advance_keys(state: KeyState, routing: Routing, config: GravityConfig, beta: float) -> None:

@@ -37,6 +37,11 @@ class Column:
     wraps: bool = False
 
 
+def number_columns(*headers: str) -> tuple[Column, ...]:
+    """Columns that all hold numbers."""
+    return tuple(Column(header, numeric=True) for header in headers)
+
+
 def format_table(
     columns: Sequence[Column],
     rows: Sequence[Sequence[str]],

@@ -3,48 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from some_moe.report.layout import Column, Style, format_table
+from some_moe.report.layout import Style, format_table, number_columns
 
-LAYER_COLUMNS = (
-    Column("layer", numeric=True),
-    Column("gini", numeric=True),
-    Column("entropy bits", numeric=True),
-    Column("experts used", numeric=True),
-    Column("max load", numeric=True),
-    Column("gate entropy", numeric=True),
+LAYER_COLUMNS = number_columns("layer", "gini", "entropy bits", "experts used", "max load", "gate entropy")
+EPOCH_COLUMNS = number_columns("epoch", "step", "train loss", "val loss", "perplexity", "gini", "entropy bits")
+LENGTH_LOSS_COLUMNS = number_columns(
+    "length", "text", "loss", "constant", "padded loss", "padded constant", "on padding"
 )
-EPOCH_COLUMNS = (
-    Column("epoch", numeric=True),
-    Column("step", numeric=True),
-    Column("train loss", numeric=True),
-    Column("val loss", numeric=True),
-    Column("perplexity", numeric=True),
-    Column("gini", numeric=True),
-    Column("entropy bits", numeric=True),
-)
-LENGTH_LOSS_COLUMNS = (
-    Column("length", numeric=True),
-    Column("text", numeric=True),
-    Column("loss", numeric=True),
-    Column("constant", numeric=True),
-    Column("padded loss", numeric=True),
-    Column("padded constant", numeric=True),
-    Column("on padding", numeric=True),
-)
-LENGTH_TEXT_COLUMNS = (
-    Column("length", numeric=True),
-    Column("perplexity", numeric=True),
-    Column("bits per byte", numeric=True),
-    Column("tokens scored", numeric=True),
-    Column("stories cut", numeric=True),
-)
-LENGTH_USAGE_COLUMNS = (
-    Column("length", numeric=True),
-    Column("gini", numeric=True),
-    Column("padded gini", numeric=True),
-    Column("entropy bits", numeric=True),
-    Column("padded entropy bits", numeric=True),
-)
+LENGTH_TEXT_COLUMNS = number_columns("length", "perplexity", "bits per byte", "tokens scored", "stories cut")
+LENGTH_USAGE_COLUMNS = number_columns("length", "gini", "padded gini", "entropy bits", "padded entropy bits")
 
 
 def _figure(value: float | None, digits: int) -> str:
