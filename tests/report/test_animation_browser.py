@@ -75,7 +75,8 @@ def test_the_page_fits_and_shows_the_whole_way_at_rest(page: "playwright.Page") 
 def test_play_runs_on_and_pause_stops(page: "playwright.Page") -> None:
     page.click("#play")
     assert page.inner_text("#play") == "Pause"
-    page.wait_for_function("document.getElementById('step').textContent !== 'step 0'")
+    # wait_for_function would evaluate a string again and again, which the page's own policy forbids.
+    page.locator("#step:not(:text-is('step 0'))").wait_for()
     page.click("#play")
     assert page.inner_text("#play") == "Play"
     stopped = page.inner_text("#step")
