@@ -17,7 +17,7 @@ PROTOCOL_STUDIES = (
     ),
     *(
         study(f"{base}-sines", base, {"model.positions": "sinusoidal"}, f"{base} with added sines", question=QUESTION)
-        for base in ("V1", "V2", "A1")
+        for base in ("V1", "V2", "V8", "A1", "A4", "A6", "B1")
     ),
     *(
         study(f"{base}-post-norm", base, {"model.norm": "post"}, f"{base} with post-norm", question=QUESTION)
