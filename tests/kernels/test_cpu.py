@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from some_moe.kernels import choose_kernel
 from some_moe.kernels.cpu import Batch, plan_batches, schedule_slots
@@ -83,3 +84,18 @@ def test_layers_between_forward_and_backward_change_nothing(kind: str) -> None:
     second = torch.autograd.grad(y.sum(), (x, gates))
     for before, now in zip((*kept, *kept[1:]), (y, *first, *second), strict=True):
         assert torch.equal(before, now)
+
+
+@pytest.mark.parametrize("stance", ["default", "eager_then_compile"])  # the second runs each frame as it is, once
+@pytest.mark.parametrize("name", ["cpu", "reference", "auto"])
+def test_compiled_graphs_end_before_the_loop_over_experts_and_serve_every_routing(name: str, stance: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    mix, weights, counter = choose_kernel(name), make_weights("frozen", 4, 6, 9), CompileCounter()
+    compiled = torch.compile(lambda x, *rest: mix(2 * x, *rest) + 1, backend=counter, dynamic=False)
+    x, gates = torch.randn(40, 6, dtype=torch.float64), torch.rand(40, 1, dtype=torch.float64)
+    with torch.compiler.set_stance(stance):
+        for loads in ([10, 10, 10, 10], [40, 0, 0, 0], [1, 2, 30, 7], [1, 2, 30, 7]):
+            experts = draw_experts(loads)
+            assert torch.allclose(compiled(x, experts, gates, weights), mix(2 * x, experts, gates, weights) + 1)
+    assert (counter.frame_count, counter.op_count) == (2, 2)  # the product before, the sum behind

@@ -209,8 +209,26 @@ def test_collapse_stands_between_the_published_run_and_a_constant_predictor(
         "constant predictor (on the valid rows of A1, 768 long)": [*[nothing] * 8, "2.1000", "5.9000", *[nothing] * 3],
     }  # fmt: skip
     missing = text.splitlines()[-1]
-    assert missing.startswith("Not measured yet: A6-dropout, A6-8-heads, A6-no-warmup, ")
+    assert missing.startswith("Not measured yet: A6-sines, A6-dropout, A6-8-heads, A6-no-warmup, ")
     assert "constant" not in missing
+
+
+def test_assumptions_judge_each_choice_by_the_published_loss_of_its_base(
+    make_up: MakeUp, read: Callable[[str], str]
+) -> None:
+    make_up("V1", loss=2.225)
+    make_up("V1-sines", loss=2.4116)
+    make_up("B1", loss=0.6961)
+    for seed in range(2):
+        make_up("B1-sines", seed, loss=0.72 + 0.02 * seed)
+    lines = read("assumptions").splitlines()
+    assert lines[2:6] == [
+        "| V1 | 2.5555 | 2.2250 | -0.3305 (-12.9%) | outside | 4.2250 | 0.550 | 0.7777 | 1 |",
+        "| V1-sines | 2.5555 | 2.4116 | -0.1439 (-5.6%) | within | 4.4116 | 0.550 | 0.7777 | 1 |",
+        "| B1 | 0.7602 | 0.6961 | -0.0641 | outside | 2.6961 | 0.9143 | 0.7777 | 1 |",
+        "| B1-sines | 0.7602 | 0.7300 ± 0.0141 | -0.0302 | within | 2.7300 ± 0.0141 | 0.9143 | 0.7777 ± 0.0000 | 2 |",
+    ]
+    assert lines[-1].startswith("Not measured yet: V1-steady, V1-post-norm, V1-dropout, V2, ")
 
 
 def test_collapse_names_the_constant_predictor_where_it_is_missing(make_up: MakeUp, read: Callable[[str], str]) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,10 @@ SMOKE = [
     *("train", "--preset", "smoke", "--data.train-subset-size", "24", "--data.val-subset-size", "4"),
     *("--train.epochs", "1", "--train.sample-tokens", "4"),
 ]
+HEAVY = {
+    "torch._dynamo", "torch._inductor", "triton", "sympy", "numba", "scipy", "sklearn", "umap", "networkx",
+    "matplotlib", "pandas", "pyarrow", "datasets", "transformers",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +109,17 @@ def test_generate_repeats_with_the_seed_and_keeps_the_prompt(trained: Path, caps
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
     assert all(text.startswith("Once") for text in texts)
+
+
+@pytest.mark.parametrize("words", [["generate", "--max-tokens", "2", "--prompt", "Once upon a time " * 20], ["eval"]])
+def test_commands_that_compile_nothing_load_no_compiler_and_nothing_else_heavy(trained: Path, words: list[str]) -> None:
+    script = (
+        f"import sys; from some_moe.cli import main; code = main({[*words, str(trained)]!r}); "
+        f"sys.exit(code or ' '.join({HEAVY!r} & set(sys.modules)) or 0)"
+    )
+    on_cpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # a GPU's kernels need Triton
+    done = subprocess.run([sys.executable, "-c", script], env=on_cpu, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_dry_run_prints_config_parameters_memory_and_time_and_touches_nothing(

@@ -297,6 +297,11 @@ def test_signals_reach_the_run_and_the_third_one_kills_it() -> None:
         (-9, "step 1\n", "its process was killed, perhaps because memory ran out"),
         (-11, "", "its process was ended by SIGSEGV"),
         (1, "Traceback\nKeyError: 'x'\n", "KeyError: 'x'"),
+        (
+            1,
+            "torch.AcceleratorError: CUDA error: an illegal …\nFor debugging …\n",
+            "torch.AcceleratorError: CUDA error:",
+        ),
         (3, "", "its process ended with exit code 3"),
     ],
 )

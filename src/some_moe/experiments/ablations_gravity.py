@@ -60,6 +60,13 @@ DEPTH_STUDIES = (
     suspect("A6-rate-2x", "A6", {"train.learning_rate": 1.2e-3}, "A6 at twice the rate"),
     suspect("A6-rate-4x", "A6", {"train.learning_rate": 2.4e-3}, "A6 at four times the rate"),
     suspect("A6-rate-4x-bare", "A6", BARE | {"train.learning_rate": 2.4e-3}, "A6-bare at four times the rate"),
+    suspect("A6-rate-10x-bare", "A6", BARE | {"train.learning_rate": 6e-3}, "A6-bare at ten times the rate"),
+    suspect(
+        "A6-post-norm-4x-bare",
+        "A6",
+        BARE | {"train.learning_rate": 2.4e-3, "model.norm": "post"},
+        "A6-post-norm-bare at four times the rate",
+    ),
     suspect("A6-small-embeddings", "A6", {"model.embedding_std": 0.02}, "A6 with embeddings that start small"),
     suspect("A6-centred-queries", "A6", {"model.center_queries": True}, "A6 with centred queries"),
     suspect(

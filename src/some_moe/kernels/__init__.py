@@ -6,6 +6,7 @@ N tokens of width D, K chosen experts each; y = Σ_k gate_k · expert_k(x), and 
 (`weights.down is None`) the mixed hidden activations (N, F) instead; y is added onto what is given.
 """
 
+import sys
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -74,6 +75,32 @@ def linear_gelu(x: Tensor, layer: nn.Linear) -> Tensor:
     return y
 
 
+def may_be_compiled() -> bool:
+    """Whether the caller may be part of a compiled graph: never before torch's compiler is loaded."""
+    # While a graph is made the first is a constant, and no guard on the modules is needed.
+    return torch.compiler.is_compiling() or "torch._dynamo" in sys.modules
+
+
+def mix_cpu(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None) -> Tensor:
+    """The path for a CPU, which takes any weights; a compiled graph ends before it."""
+    if may_be_compiled():
+        from some_moe.kernels import uncompiled
+
+        return uncompiled.mix_cpu(x, experts, gates, weights, onto)
+    return cpu.mix_experts(x, experts, gates, weights, onto)
+
+
+def mix_reference(
+    x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
+) -> Tensor:
+    """The obvious version; a compiled graph ends before it."""
+    if may_be_compiled():
+        from some_moe.kernels import uncompiled
+
+        return uncompiled.mix_reference(x, experts, gates, weights, onto)
+    return reference.mix_experts(x, experts, gates, weights, onto)
+
+
 def mix_triton(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None) -> Tensor:
     """Frozen experts by the fused kernels; trained ones have weight gradients and take the grouped path."""
     from some_moe.kernels import fused
@@ -94,14 +121,13 @@ def mix_auto(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, 
             return fused.mix_experts(x, experts, gates, weights, onto)
     if x.is_cuda and grouped.can_mix(x, weights):
         return grouped.mix_experts(x, experts, gates, weights, onto)
-    y: Tensor = cpu.mix_experts(x, experts, gates, weights, onto)
-    return y
+    return mix_cpu(x, experts, gates, weights, onto)
 
 
 KERNELS: dict[str, MixExperts] = {
     "auto": mix_auto,
-    "reference": reference.mix_experts,
-    "cpu": cpu.mix_experts,
+    "reference": mix_reference,
+    "cpu": mix_cpu,
     "grouped": grouped.mix_experts,
     "triton": mix_triton,
 }

@@ -217,8 +217,6 @@ def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeigh
     return torch.einsum("nk,nkw->nw", gates, slots)
 
 
-# Not compiled: the loop's bounds are data, and tracing it would compile every batch anew.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def mix_experts(
     x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
 ) -> Tensor:

@@ -1,15 +1,17 @@
-"""The two tables of the audit that ask: what exceeds the spread between seeds, and what made A6 collapse."""
+"""The tables of the audit that ask: what was assumed, what exceeds the spread between seeds, what made A6 collapse."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from some_moe.experiments.records import Experiment
 from some_moe.experiments.registry import EXPERIMENTS, find_experiment
 from some_moe.report.audit_cells import (
     GINI_ALL,
     HONEST,
     LENGTH_FILES,
+    PADDED,
     SEEDS,
     AuditTable,
     list_departures,
@@ -21,8 +23,54 @@ from some_moe.report.audit_cells import (
 )
 from some_moe.report.audit_evidence import Evidence, Length
 from some_moe.report.card import list_changes
-from some_moe.report.published import Comparison
-from some_moe.report.published_tables import ABSENT, Cell, make_sheet, show_number, show_spread
+from some_moe.report.published import Comparison, Point, compare_experiment
+from some_moe.report.published_tables import ABSENT, Cell, make_sheet, show_difference, show_number, show_spread
+
+# --- what had to be assumed -----------------------------------------------------------------------------------
+
+ASSUMED = {
+    "V1": ("steady", "sines", "post-norm", "dropout"),
+    "V2": ("steady", "sines", "post-norm", "dropout"),
+    "V8": ("steady", "sines", "dropout"),
+    "A1": ("steady", "sines", "post-norm", "dropout"),
+    "A4": ("steady", "sines", "dropout"),
+    "B1": ("steady", "sines"),
+}
+"""Published runs, and the other choices that each was run with."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A published run, or that run with another choice, beside what was published."""
+
+    base: Experiment
+    run: Comparison
+
+    @property
+    def point(self) -> Point:
+        """Its end, judged as if the report had made the same choice."""
+        published = compare_experiment(self.base, ()).final.published
+        return Point(run=self.base, epoch=None, published=published, measured=self.run.final.measured)
+
+
+def make_assumptions(evidence: Evidence) -> AuditTable:
+    """Published runs with one assumption changed at a time, each against the published loss."""
+    names = [name for base, others in ASSUMED.items() for name in (base, *(f"{base}-{other}" for other in others))]
+    runs, missing = evidence.part(names)
+    rows = [Choice(find_experiment(run.name.split("-")[0]), run) for run in runs]
+    cells = (
+        Cell[Choice]("run", lambda row: row.run.name, numeric=False, names=True),
+        Cell[Choice]("published loss", lambda row: show_printed(row.point.published.get("val_loss"))),
+        Cell[Choice]("padded loss", lambda row: PADDED.say(row.run)),
+        Cell[Choice]("difference", lambda row: show_difference(row.point)),
+        Cell[Choice]("verdict", lambda row: row.point.verdict, numeric=False),
+        Cell[Choice]("honest loss", lambda row: HONEST.say(row.run)),
+        Cell[Choice]("published gini", lambda row: show_printed(row.point.published.get("gini"))),
+        Cell[Choice]("gini, padding counted", lambda row: GINI_ALL.say(row.run)),
+        Cell[Choice]("seeds", lambda row: SEEDS.say(row.run), names=True),
+    )
+    return AuditTable(make_sheet("", cells, rows), missing, list_departures(runs))
+
 
 # --- differences and seeds ------------------------------------------------------------------------------------
 

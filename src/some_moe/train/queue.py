@@ -7,6 +7,7 @@ DIR/queue.json tells how all jobs stand; DIR/logs/NAME-seedS.txt has what each r
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from some_moe.train.jobs import Job, find_standing, folder_of, remove_stillborn
 from some_moe.train.measured import refuse_other_record, write_record
 from some_moe.train.stopping import TrainingStoppedError
 
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 State = Literal["waiting", "running", "done", "failed", "interrupted"]
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # how a run ends that somebody stopped
 QUEUE_FORMAT = 1
@@ -309,4 +311,5 @@ def explain_failure(code: int, messages: str) -> str:
         return "its process was killed, perhaps because memory ran out; lower data.batch_size"
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
-    return lines[-1] if lines else f"its process ended with exit code {code}"
+    raised = [line for line in lines if EXCEPTION.match(line)]  # advice may follow it, as with errors of CUDA
+    return (raised or lines)[-1] if lines else f"its process ended with exit code {code}"
