@@ -150,6 +150,18 @@ def test_what_is_known_of_weights_is_forgotten_with_them() -> None:
     assert len(fused._DESCRIPTORS) == before
 
 
+@pytest.mark.parametrize("num_experts", [50, 150])
+def test_queries_that_are_no_numbers_still_choose_experts_that_exist(num_experts: int) -> None:
+    from some_moe.kernels.nearest import nearest
+
+    query = torch.full((70, 64), float("nan"), device="cuda")
+    keys, bias = torch.randn(num_experts, 64, device="cuda"), torch.zeros(num_experts, device="cuda")
+    for dtype in (torch.bfloat16, torch.float32):
+        experts, _ = nearest(query.to(dtype), keys, bias, 4)
+        assert experts.min() >= 0
+        assert experts.max() < num_experts
+
+
 def test_nearest_chooses_as_float64_does() -> None:
     from some_moe.kernels.nearest import nearest
 

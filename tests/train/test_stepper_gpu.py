@@ -1,5 +1,9 @@
 """On a GPU: recorded steps equal ordinary ones, wait for nothing, and the whole model compiles as one graph."""
 
+import itertools
+import math
+import threading
+
 import pytest
 import torch
 
@@ -51,6 +55,31 @@ def test_recorded_steps_learn_as_ordinary_ones_do() -> None:
         assert bool(stepper.recordings) is compile_model
     assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-2)
     assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_is_recorded_while_another_thread_pins_batches() -> None:
+    stepper, over, refused = make_stepper(make_config(True)), threading.Event(), []
+
+    def pin_on() -> None:
+        for number in itertools.count(1):
+            if over.is_set():
+                return
+            try:
+                torch.empty(4096 * number % 2**24 + 1).pin_memory()  # other sizes: memory that is not at hand yet
+            except RuntimeError as error:
+                refused.append(error)
+
+    thread = threading.Thread(target=pin_on)
+    thread.start()
+    try:
+        losses = [float(stepper(make_batch(step % 4), step).loss) for step in range(8)]
+    finally:
+        over.set()
+        thread.join()
+    assert stepper.recordings
+    assert not refused
+    assert all(map(math.isfinite, losses))
 
 
 @pytest.mark.filterwarnings("ignore")

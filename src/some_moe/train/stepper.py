@@ -150,7 +150,8 @@ class Stepper:
         torch.cuda.empty_cache()  # what the ordinary steps used, the recording will hold
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.recordings.values())).graph.pool() if self.recordings else None
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+        # Other threads go on pinning batches meanwhile, which CUDA would refuse if told to mind them too.
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             loss, norm, routings = learn(self.model, self.optimizer, own, self.config, top_k, bf16=self.machine.bf16)
             self.model.gravity_step(routings, step, self.total_steps)
         return Recording(graph, own, loss, norm, routings)
