@@ -89,8 +89,8 @@ def test_gini_and_entropy_are_shown_with_padding_and_without(make_up: MakeUp, re
     make_up("A1")
     lines = read("gini").splitlines()
     assert lines[2:4] == [
-        "| A1 | 0.7912 | 0.7777 | 0.5555 | 4.0851 | 4.4444 | 5.5555 | 44 of 64 | 1 |",
-        "| V7 | 0.661 | 0.7777 | 0.5555 | 4.454 | 4.4444 | 5.5555 | 44 of 64 | 1 |",
+        "| A1 | 0.7912 | 0.7777 | 0.5555 | 4.0851 | 4.4444 | 5.5555 | 64 | 44 of 64 | 1 |",
+        "| V7 | 0.661 | 0.7777 | 0.5555 | 4.454 | 4.4444 | 5.5555 | – | 44 of 64 | 1 |",
     ]
     assert lines[-1] == (
         "Not measured yet: A2, A3, A4, A5, A6, B1, B2, B3, V1, V2, V3, V4, V5, V6, V8, V9, V10."
@@ -187,7 +187,8 @@ def test_collapse_stands_between_the_published_run_and_a_constant_predictor(
 ) -> None:
     make_up("A6", loss=0.7, max_gradient_norm=12.5)
     make_up("A6-bare", loss=2.1)
-    make_up("D1-beta-scale")  # another study
+    make_up("D1-beta-scale", loss=0.7)
+    make_up("A5-8-heads")  # of another run
     write_lengths(tmp_path, "V2", constant_loss_padded=2.2)
     write_lengths(tmp_path, "A1", split="test", constant_loss_padded=2.3)
     write_lengths(tmp_path, "A1")
@@ -196,20 +197,24 @@ def test_collapse_stands_between_the_published_run_and_a_constant_predictor(
     nothing = "–"
     assert rows == {
         "A6, published": [
-            nothing, "1.7008", "1.4363", "1.9732", "1.9730", "2.1349", "1.9679", "2.1309", "1.9682", *[nothing] * 4
+            nothing, "1.7008", "1.4363", "1.9732", "1.9730", "2.1349", "1.9679", "2.1309", "1.9682", *[nothing] * 6
         ],
         "A6": [
             "nothing", "3.3333", "1.0000", "3.3333", "0.9000", "3.3333", "0.8000", "3.3333", "0.7000", "2.7000",
-            "0.7777", "12.50", "1",
+            "0.7777", "0.5555", "44 of 64", "12.50", "1",
+        ],
+        "D1-beta-scale": [
+            r"gravity.beta\_layer\_scale none → 8 × 1, 8 × 0.5", "3.3333", "1.0000", "3.3333", "0.9000", "3.3333",
+            "0.8000", "3.3333", "0.7000", "2.7000", "0.7777", "0.5555", "44 of 64", nothing, "1",
         ],
         "A6-bare": [
             "train.warmup 0.03 → 0, train.clip 1 → 0", "3.3333", "2.4000", "3.3333", "2.3000", "3.3333", "2.2000",
-            "3.3333", "2.1000", "4.1000", "0.7777", nothing, "1",
+            "3.3333", "2.1000", "4.1000", "0.7777", "0.5555", "44 of 64", nothing, "1",
         ],
-        "constant predictor (on the valid rows of A1, 768 long)": [*[nothing] * 8, "2.1000", "5.9000", *[nothing] * 3],
+        "constant predictor (on the valid rows of A1, 768 long)": [*[nothing] * 8, "2.1000", "5.9000", *[nothing] * 5],
     }  # fmt: skip
     missing = text.splitlines()[-1]
-    assert missing.startswith("Not measured yet: A6-sines, A6-dropout, A6-8-heads, A6-no-warmup, ")
+    assert missing.startswith("Not measured yet: A6-sines, A6-dropout, D2-frozen-deep, D3-grounding, A6-8-heads, ")
     assert "constant" not in missing
 
 

@@ -67,6 +67,12 @@ DEPTH_STUDIES = (
         BARE | {"train.learning_rate": 2.4e-3, "model.norm": "post"},
         "A6-post-norm-bare at four times the rate",
     ),
+    suspect(
+        "A6-still-keys",
+        "A6",
+        {"gravity.use_alpha": False, "gravity.use_beta": False, "gravity.use_delta": False},
+        "A6 with keys that never move",
+    ),
     suspect("A6-small-embeddings", "A6", {"model.embedding_std": 0.02}, "A6 with embeddings that start small"),
     suspect("A6-centred-queries", "A6", {"model.center_queries": True}, "A6 with centred queries"),
     suspect(

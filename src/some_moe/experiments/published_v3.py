@@ -57,7 +57,7 @@ V_NOTES = (
 INIT_NOTE = "V8, V9 and V10 differ by 0.012 nats, with one random seed each: no ranking follows."
 LENGTH_NOTE = (
     "V2 and V8 are one model at seq_len 256 and 512; divided by the share of text in their rows, both losses "
-    "are 3.14: the gain from the longer context is dilution by padding."
+    "are about 3.1: the gain from the longer context is dilution by padding."
 )
 
 

@@ -9,10 +9,12 @@ from some_moe.experiments.records import Experiment
 from some_moe.experiments.registry import EXPERIMENTS, find_experiment
 from some_moe.report.audit_cells import (
     GINI_ALL,
+    GINI_REAL,
     HONEST,
     LENGTH_FILES,
     PADDED,
     SEEDS,
+    USED,
     AuditTable,
     list_departures,
     padded_loss,
@@ -75,8 +77,8 @@ def make_assumptions(evidence: Evidence) -> AuditTable:
 # --- differences and seeds ------------------------------------------------------------------------------------
 
 PAIRS = (
-    ("V9", "V8"), ("V10", "V8"), ("B1", "A4"), ("B2", "A4"), ("B3", "A4"), ("A2", "A1"), ("A3", "A1"), ("A4", "A1"),
-    ("A5", "A3"),
+    ("V9", "V8"), ("V10", "V8"), ("V10", "V9"), ("B1", "A4"), ("B2", "A4"), ("B3", "A4"), ("A2", "A1"), ("A3", "A1"),
+    ("A4", "A1"), ("A4", "A2"), ("A5", "A3"),
 )  # fmt: skip
 """The differences from which the reports draw conclusions."""
 REFERENCE = ("A1", "A4", "A6")  # whose seeds speak for a pair that was run once
@@ -149,7 +151,7 @@ TRAIN, VALID = "epoch {}, train", "epoch {}, val"
 def make_collapse(evidence: Evidence) -> AuditTable:
     """A6 as published and as measured, what was changed to find its fault, and a predictor that ignores its input."""
     base = find_experiment("A6")
-    runs, missing = evidence.part(e.name for e in EXPERIMENTS if e is base or e.name.startswith("A6-"))
+    runs, missing = evidence.part(e.name for e in EXPERIMENTS if e is base or e.derived_from == base.name)
     if not runs:
         return AuditTable((), missing)
     assert base.published is not None
@@ -171,7 +173,17 @@ def make_collapse(evidence: Evidence) -> AuditTable:
             }
         )
     epochs = [kind.format(row.epoch) for row in base.published.epochs for kind in (TRAIN, VALID)]
-    headers = ("run", "changed", *epochs, "honest loss", "gini, padding counted", "largest gradient norm", "seeds")
+    headers = (
+        "run",
+        "changed",
+        *epochs,
+        "honest loss",
+        "gini, padding counted",
+        "gini, real tokens",
+        "experts used",
+        "largest logged gradient norm",
+        "seeds",
+    )
     cells = [Cell[dict[str, str]](header, _look_up(header), numeric=header not in ("run", "changed"))
              for header in headers]  # fmt: skip
     return AuditTable(make_sheet("", cells, rows), missing, list_departures(runs))
@@ -188,7 +200,9 @@ def _describe_collapse(run: Comparison) -> dict[str, str]:
         "changed": ", ".join(f"{c.field} {c.before} → {c.after}" for c in changes) or "nothing",
         "honest loss": HONEST.say(run),
         "gini, padding counted": GINI_ALL.say(run),
-        "largest gradient norm": recorded("max_gradient_norm", 2)(run),
+        "gini, real tokens": GINI_REAL.say(run),
+        "experts used": USED.say(run),
+        "largest logged gradient norm": recorded("max_gradient_norm", 2)(run),
         "seeds": SEEDS.say(run),
     }
     for point in run.epochs:

@@ -142,7 +142,7 @@ TABLES: dict[str, Callable[[Evidence], AuditTable]] = {
             Run("published entropy, bits", published("entropy_bits")),
             Run("entropy, padding counted", measured("entropy_bits_all")),
             Run("entropy, real tokens", measured("entropy_bits_real")),
-            USED,
+            Run("published used", published("experts_used")), USED,
         ),
     ),
     "pace": tabulate(
