@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from some_moe.experiments.registry import EXPERIMENTS
 from some_moe.report.layout import Column, Style, format_table, wrap
 from some_moe.report.published import (
     NO_TOLERANCE,
@@ -186,6 +187,11 @@ def moment_sheets(comparisons: Sequence[Comparison]) -> list[Sheet]:
     return point_sheets(points, (RUN, EPOCH))
 
 
+def count_series(series: str) -> int:
+    """How many registered experiments belong to a series."""
+    return sum(experiment.series == series for experiment in EXPERIMENTS)
+
+
 def make_overview(comparisons: Sequence[Comparison]) -> list[Sheet]:
     """One row a series: how many of its runs were measured, and how many published losses were met."""
 
@@ -195,12 +201,12 @@ def make_overview(comparisons: Sequence[Comparison]) -> list[Sheet]:
     cells = (
         Cell[Sequence[Comparison]]("series", lambda m: m[0].experiment.series, numeric=False, names=True),
         Cell[Sequence[Comparison]]("tolerance", lambda m: str(m[0].final.tolerance or ABSENT), numeric=False),
-        Cell[Sequence[Comparison]]("runs", lambda m: str(len(m))),
+        Cell[Sequence[Comparison]]("registered", lambda m: str(count_series(m[0].experiment.series))),
         Cell[Sequence[Comparison]]("measured", lambda m: str(sum(bool(c.results) for c in m))),
         Cell[Sequence[Comparison]](WITHIN, count(WITHIN)),
         Cell[Sequence[Comparison]](OUTSIDE, count(OUTSIDE)),
     )
-    note = "Within and outside count published losses, of every epoch that a report prints."
+    note = "Within and outside (on either side) count published losses, of every epoch that a report prints."
     return make_sheet("Published losses", cells, list(group_comparisons(comparisons).values()), note)
 
 

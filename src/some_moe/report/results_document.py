@@ -40,7 +40,8 @@ ORIGIN = (
     "still shows them. Change nothing here by hand."
 )
 HOW_TO_READ = (
-    "The published reports up to v4 average the validation loss over padding, which is easy to foresee: their losses "
+    "The published reports up to v4 average the validation loss over padding, which is easy to foresee (none says so, "
+    "but their figures do: `docs/audit.md` tells how): their losses "
     "are not nats per real token. Each run here is therefore scored both ways, *with padding* to be compared with its "
     "report, and *over real tokens* to be believed. Gini, entropy and experts used are of the middle layer, in "
     "validation. A dash stands for what was not published, or not measured. Behind ± is the standard deviation over "
