@@ -2,14 +2,16 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from some_moe.cli import main
+from some_moe.cli import Parser, UsageError, main
 from some_moe.experiments.registry import EXPERIMENTS, find_experiment
 from some_moe.report.card import ONLY_WHEN, describe, format_card
 from some_moe.report.layout import Style
@@ -146,6 +148,40 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(
     captured = capsys.readouterr()
     assert captured.err == sentence + "\n"
     assert captured.out == ""
+
+
+def make_parser() -> Parser:
+    parser = Parser("some test", "Options of each kind.")
+    parser.add_argument("text")
+    parser.add_argument("--prompt")
+    parser.add_argument("--compile", nargs="?", const="all")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (["a", "--prompt", "- Hello"], {"prompt": "- Hello"}),
+        (["a", "--prompt", "-Hello", "--json"], {"prompt": "-Hello", "json": True}),
+        (["a", "--prompt=--json"], {"prompt": "--json"}),
+        (["a", "--prompt", "--json"], "argument --prompt: expected one argument"),
+        (["--prompt", "--", "a"], "argument --prompt: expected one argument"),
+        (["- Hello"], {"text": "- Hello"}),
+        (["--", "- Hello"], {"text": "- Hello"}),
+        (["--json", "--", "--prompt"], {"text": "--prompt", "json": True}),
+        (["-Hello"], "-Hello is not an option of `some test`"),
+        (["a", "--compile", "--jsn"], "--jsn is not an option of `some test`; did you mean '--json'?"),
+        (["--promt", "a b"], "--promt is not an option of `some test`; did you mean '--prompt'?"),
+    ],
+)
+def test_values_and_what_stands_behind_two_dashes_are_no_options(words: list[str], read: dict[str, Any] | str) -> None:
+    if isinstance(read, str):
+        with pytest.raises(UsageError, match=re.escape(read)):
+            make_parser().parse(words)
+    else:
+        nothing = {"text": "a", "prompt": None, "compile": None, "json": False}
+        assert vars(make_parser().parse(words)) == nothing | read
 
 
 @pytest.mark.parametrize(

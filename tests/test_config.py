@@ -1,5 +1,6 @@
 """Configs are frozen, validated in one sentence, documented field by field, and survive a YAML round trip."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,19 @@ def test_yaml_round_trip_keeps_every_field(tmp_path: Path) -> None:
     )
     config.save(tmp_path / "config.yaml")
     assert RunConfig.load(tmp_path / "config.yaml") == config
+
+
+def test_a_config_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "config.yaml"
+    RunConfig(name="first").save(place)
+
+    def fill_up(descriptor: int) -> None:
+        raise OSError(28, f"No space left for {descriptor}")
+
+    monkeypatch.setattr(os, "fsync", fill_up)
+    with pytest.raises(OSError, match="No space left"):
+        RunConfig(name="second").save(place)
+    assert RunConfig.load(place).name == "first"
 
 
 def test_numbers_that_yaml_reads_as_text_are_understood() -> None:
@@ -110,6 +124,8 @@ def test_off_switches_all_key_movement_off() -> None:
         (DataConfig, {"loss_on": "all_positions"}, "needs rows of one length; set batching: padded"),
         (DataConfig, {"count_padding": True}, "count_padding needs rows of one length"),
         (TrainConfig, {"top_k_warmup": 0.8, "top_k_ramp": 0.3}, "together exceed the whole run"),
+        (TrainConfig, {"seed": -1}, "seed must be greater than or equal to 0, but it is -1"),
+        (TrainConfig, {"seed": 2**63}, f"seed must be less than {2**63}, but it is {2**63}"),
         (RunConfig, {"model": {"top_k": 0}}, "model.top_k must be greater than or equal to 1, but it is 0"),
         (RunConfig, {"modle": {}}, "modle is not a field; did you mean 'model'?"),
         (RunConfig, {"format_version": 99}, "format_version 99 is newer than this program's 1"),

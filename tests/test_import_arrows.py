@@ -8,10 +8,11 @@ import pytest
 import some_moe
 
 ROOT = Path(some_moe.__file__).parent
-LEAVES = {"config", "hashing"}
+LEAVES = {"config", "files", "hashing"}
 ALLOWED = {
+    "files": set(),
     "hashing": set(),
-    "config": set(),
+    "config": {"files"},
     "kernels": LEAVES,
     "model": LEAVES | {"kernels"},
     "data": LEAVES,
@@ -25,6 +26,8 @@ ALLOWED = {
 ANALYSIS_MAY_REPLAY = {"some_moe.train.checkpoint", "some_moe.train.evaluate", "some_moe.train.runs"}
 EVERYWHERE = {"cli", "commands", "__main__", "__init__"}
 FILES = sorted(ROOT.rglob("*.py"))
+MOST_LINES = 400
+LONGER = {"data/lexicon.py": 450}  # lists of words, which nobody reads in order
 
 
 def imported_modules(path: Path) -> list[str]:
@@ -59,11 +62,12 @@ def test_imports_follow_the_arrows(path: Path) -> None:
             assert any(name.startswith(allowed) for allowed in ANALYSIS_MAY_REPLAY), f"analysis must not import {name}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in {"experiments", "config"}])
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in {"experiments", "config", "files"}])
 def test_listing_rooms_never_import_torch(path: Path) -> None:
     assert not [name for name in imported_modules(path) if name.split(".")[0] in {"torch", "numpy"}]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_can_be_read_in_one_sitting(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 450
+    most = LONGER.get(path.relative_to(ROOT).as_posix(), MOST_LINES)
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= most

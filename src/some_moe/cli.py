@@ -60,12 +60,22 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse all of `arguments`; an unknown one is named, with the nearest option."""
-        options = list(self._option_string_actions)
-        for word in arguments:
-            is_option = word.startswith("-") and not word[1:2].isdigit()  # -1 is a number
-            if is_option and word.split("=")[0] not in options:
-                raise UsageError(f"{word} is not an option of `{self.prog}`{suggest(word, options, self.prog)}")
-        parsed, unknown = self.parse_known_args(arguments)
+        options = self._option_string_actions
+        end = arguments.index("--") if "--" in arguments else len(arguments)  # behind it are no options
+        words: list[str] = []
+        value_follows = False
+        for word in arguments[:end]:
+            name = word.split("=")[0]
+            if value_follows and name not in options:
+                words[-1] += f"={word}"  # written so, it is a value to argparse too, whatever it begins with
+                value_follows = False
+                continue
+            is_text = not word.startswith("-") or word[1:2].isdigit() or " " in name  # -1, or "- said he"
+            if not is_text and name not in options:
+                raise UsageError(f"{word} is not an option of `{self.prog}`{suggest(word, [*options], self.prog)}")
+            words.append(word)
+            value_follows = word in options and options[word].nargs is None
+        parsed, unknown = self.parse_known_args(words + arguments[end:])
         if unknown:
             raise UsageError(f"{unknown[0]!r} is one argument too many for `{self.prog}`; leave it out")
         return parsed

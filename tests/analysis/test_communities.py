@@ -16,7 +16,7 @@ def choose_in_groups(num_tokens: int, share: float, seed: int = 0) -> np.ndarray
 
 def test_pairs_count_tokens_that_chose_both() -> None:
     pairs = count_pairs(np.array([[0, 1], [1, 0], [2, 1]]), 4)
-    assert pairs.tolist() == [[0, 2, 0, 0], [2, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert pairs.tolist() == [[2, 2, 0, 0], [2, 3, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
 
 
 def test_planted_groups_are_found_and_beat_chance() -> None:

@@ -115,6 +115,31 @@ def test_a_dataset_is_read_through_the_datasets_library(tmp_path: Path, monkeypa
     assert {*corpus.valid, *corpus.test} == {*WORDS[300:]}
 
 
+class HubTable(dict[str, list[str]]):
+    """One split of a dataset: texts by column."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return [*self]
+
+
+def test_hub_splits_of_one_kind_are_read_together_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {
+        "train_clean": HubTable(text=WORDS[:100]),
+        "train_other": HubTable(text=[f" {text}\n" for text in WORDS[100:200]] + [" ", ""]),
+        "validation": HubTable(text=WORDS[200:300]),
+        "test": HubTable(text=WORDS[300:]),
+    }
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = lambda _: splits  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    corpus = load_corpus(DataConfig(source="hf:some/thing"))
+    assert (corpus.train, corpus.valid, corpus.test) == (WORDS[:200], WORDS[200:300], WORDS[300:])
+    splits["test"] = HubTable(story=WORDS[300:])
+    with pytest.raises(ConfigError, match=r"^hf:some/thing, test, has the columns \['story'\]; it needs a 'text'"):
+        load_corpus(DataConfig(source="hf:some/thing"))
+
+
 def test_a_hub_that_cannot_be_reached_is_named_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = types.ModuleType("datasets")
 
@@ -144,6 +169,7 @@ def test_without_datasets_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ("a.jsonl", b'{"text": "a"}\n{"text": oops}\n', "line 2, is not JSON"),
         ("a.jsonl", b'{"story": "a"}\n', "has no text: it has the fields ['story']"),
         ("a.jsonl", b'{"text": 5}\n', "has no text"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "a \\ud800 b"}\n', r"line 2, has half a character, '\ud800'"),
         ("a.jsonl", b"[1]\n", "is no object"),
         ("a.csv", b"text\nx\n", "ends in '.csv'; supported are .txt, .jsonl, .parquet"),
     ],

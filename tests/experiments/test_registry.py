@@ -131,6 +131,12 @@ def test_steps_stop_at_max_steps() -> None:
     assert replace(run, config=run.config.override({"train.max_steps": 5000})).steps == 1248
 
 
+def test_steps_are_of_global_batch_tokens_where_they_are_set() -> None:
+    run = find_experiment("A1")
+    four_batches = 3 * run.config.data.batch_size * run.config.data.seq_len + 1
+    assert replace(run, config=run.config.override({"train.global_batch_tokens": four_batches})).steps == 1248 // 4
+
+
 def test_the_dense_control_trains_exactly_the_parameters_of_a1() -> None:
     assert find_experiment("dense-equal-trainable").parameters.trainable == find_experiment("A1").parameters.trainable
 

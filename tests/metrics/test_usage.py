@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from some_moe.metrics.usage import (
     count_selections,
-    dropped_tokens,
     entropy_bits,
     experts_used,
     gate_entropy_nats,
     gini,
     hash_counts,
     max_load,
-    share_used,
     summarize_usage,
 )
 
@@ -37,7 +35,6 @@ def test_one_expert_for_everything_is_the_other_end() -> None:
     assert gini(alone) == pytest.approx(3 / 4)
     assert entropy_bits(alone) == 0.0
     assert max_load(alone) == 4.0
-    assert share_used(alone) == 0.25
 
 
 def test_hand_computed_values() -> None:
@@ -73,14 +70,6 @@ def test_gate_entropy_is_ln_k_for_equal_gates() -> None:
     gates = torch.tensor([[[0.25] * 4, [1.0, 0, 0, 0]]])
     assert gate_entropy_nats(gates, torch.tensor([[True, False]])) == pytest.approx(math.log(4))
     assert gate_entropy_nats(gates) == pytest.approx(math.log(4) / 2)
-
-
-def test_this_model_drops_no_token_and_a_drop_would_be_seen() -> None:
-    experts = torch.tensor([[[0, 1], [2, 3]]])
-    assert dropped_tokens(experts, 2) == 0
-    assert dropped_tokens(torch.tensor([[[0, -1], [2, 3]]]), 2) == 1
-    with pytest.raises(ValueError, match="top_k is 4"):
-        dropped_tokens(experts, 4)
 
 
 def test_hash_usage_follows_the_frequency_of_tokens() -> None:

@@ -53,6 +53,37 @@ def test_the_layer_works_in_somebody_elses_transformer() -> None:
     assert int(model.some.state.total.sum()) == 25 * 4 * 12 * 2  # type: ignore[union-attr]
 
 
+def test_every_step_samples_other_tokens() -> None:
+    layer = SomeLayer(BASE, GravityConfig(token_fraction=0.5, num_samples=4), seed=3)
+    x = torch.randn(4, 16, 24)
+    first, again, later = (layer(x, step=step)[1] for step in (0, 0, 1))
+    assert torch.equal(first.sample, again.sample)
+    assert not torch.isin(later.sample_order, first.sample_order).any()
+    assert not torch.equal(first.counts, later.counts)
+    told = TokenInfo.of((4, 16), x.device, seed=3, step=1)
+    assert torch.equal(layer(x, told)[1].sample_order, later.sample_order)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("router", ["gravity", "learned"])
+def test_in_half_precision_the_keys_and_their_history_stay_in_float32(dtype: torch.dtype, router: str) -> None:
+    config = BASE.override({"center_queries": True, "router": router})
+    layer = SomeLayer(config, GravityConfig(ema_decay=0.99) if router == "gravity" else None)
+    assert layer.state is not None
+    before = {name: value.clone() for name, value in layer.state.state_dict().items()}
+    layer.to(dtype)
+    for name, value in layer.state.state_dict().items():
+        assert value.dtype == before[name].dtype, name
+        assert torch.equal(value, before[name]), name
+    assert layer.library.up.dtype == dtype
+    for step in range(30):
+        y, routing = layer(torch.randn(2, 8, 24, dtype=dtype), step=step)
+        layer.gravity_step(routing, step)
+    assert y.dtype == dtype
+    assert float(layer.state.usage.sum()) == pytest.approx(config.num_experts, abs=1e-5)
+    assert layer.double().state.keys.dtype == torch.float64
+
+
 def test_gates_are_the_softmax_over_the_chosen_at_the_temperature() -> None:
     layer = SomeLayer(BASE.override({"temperature": 0.5}))
     x = torch.randn(2, 5, 24)

@@ -13,6 +13,7 @@ import torch
 from some_moe.cli import main
 from some_moe.config import RunConfig
 from some_moe.data.tokenizer import Tokenizer
+from some_moe.train.recorder import RunFolder
 
 SMOKE = [
     *("train", "--preset", "smoke", "--data.train-subset-size", "24", "--data.val-subset-size", "4"),
@@ -91,6 +92,39 @@ def test_eval_reads_any_text_and_adapts_without_changing_the_run(
     assert listing(trained) == before
 
 
+def edit_config(trained: Path, copy: Path, changes: dict[str, str]) -> Path:
+    """A copy of the trained run whose config says something else."""
+    shutil.copytree(trained, copy)
+    RunConfig.load(copy / "config.yaml").override(changes).save(copy / "config.yaml")
+    return copy
+
+
+def test_eval_reads_other_text_as_the_run_reads_its_own(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = edit_config(trained, tmp_path / "run", {"data.separator": "***"})
+    (tmp_path / "other.txt").write_text("To be.***Or not to be.")
+    assert main(["eval", str(run), "--data", "other.txt", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_bytes"] == len("To be.Or not to be.")
+
+
+@pytest.mark.parametrize("words", [[], ["--seq-lens", "32"]])
+def test_eval_scores_on_the_device_that_is_there_or_asked_for(
+    trained: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = edit_config(trained, tmp_path / "run", {"train.device": "cuda:99"})
+    assert main(["eval", str(run), "--json", *words]) == 0
+    assert main(["eval", str(run), "--json", *words, "--device", "cpu"]) == 0
+    assert "'cuda:99' is not there" in refused(capsys, "eval", str(run), *words, "--device", "cuda:99")
+
+
+def test_eval_refuses_data_that_is_not_there_with_a_cure_that_it_offers(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = refused(capsys, "eval", str(trained), "--data", "stories")
+    assert "--data 'stories' does not exist; give a file or a folder, or leave it out" in sentence
+
+
 def test_eval_prints_the_trigram_beside_the_model(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(trained), "--trigram", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -111,6 +145,18 @@ def test_generate_repeats_with_the_seed_and_keeps_the_prompt(trained: Path, caps
     assert all(text.startswith("Once") for text in texts)
 
 
+@pytest.mark.parametrize("prompt", ["- Hello", "-Hello", "--Hello"])
+def test_a_text_that_begins_with_a_dash_is_no_option(
+    trained: Path, prompt: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["generate", str(trained), "--prompt", prompt, "--max-tokens", "1"]) == 0
+    assert capsys.readouterr().out.startswith(prompt)
+    assert main(["trace", str(trained), "--json", "--", prompt]) == 0
+    tokens = json.loads(capsys.readouterr().out)["tokens"]
+    assert "".join(token["text"] for token in tokens[1:]) == prompt  # behind bos
+
+
 @pytest.mark.parametrize("words", [["generate", "--max-tokens", "2", "--prompt", "Once upon a time " * 20], ["eval"]])
 def test_commands_that_compile_nothing_load_no_compiler_and_nothing_else_heavy(trained: Path, words: list[str]) -> None:
     script = (
@@ -122,13 +168,15 @@ def test_commands_that_compile_nothing_load_no_compiler_and_nothing_else_heavy(t
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("precision", "stored"), [("fp32", "float32"), ("bf16", "bfloat16")])
 def test_dry_run_prints_config_parameters_memory_and_time_and_touches_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, precision: str, stored: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*SMOKE, "--dry-run"]) == 0
+    assert main([*SMOKE, "--train.precision", precision, "--dry-run"]) == 0
     printed = capsys.readouterr().out
     for word in ("d_model: 32", "parameters: 44,096 trained of 77,888", "memory: about", "time: ", "steps: 3"):
         assert word in printed
+    assert f"expert_dtype: {stored}" in printed  # as the run's own config.yaml would say
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,6 +193,26 @@ def test_a_finished_run_resumed_says_so_and_changes_nothing(trained: Path, capsy
     assert main(["train", "--out", str(trained), "--resume", "auto"]) == 0
     assert "is finished already" in capsys.readouterr().out
     assert listing(trained) == before
+
+
+def test_a_run_folder_is_resumed_at_its_newest_checkpoint_and_not_when_it_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main([*SMOKE, "--train.save-every", "1", "--train.keep-last", "3", "--out", str(run)]) == 0
+    before = listing(run)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == 0
+    assert f"{run} is finished already" in capsys.readouterr().out
+    assert listing(run) == before
+    # The newest is resumed, also where another is the best.
+    (run / "result.json").unlink()
+    state_file = run / "checkpoints" / "step-3" / "state.json"
+    state_file.write_text(json.dumps(json.loads(state_file.read_text()) | {"best_step": 1}))
+    assert main(["train", "--resume", str(run)]) == 0
+    assert f"resuming {run} at step 3 of 3" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run / "checkpoints" / "step-2")]) == 0
+    assert f"resuming {run} at step 2 of 3" in capsys.readouterr().out
 
 
 def test_a_config_file_and_flags_of_every_shape_are_understood(
@@ -212,6 +280,64 @@ def test_a_resume_folder_from_another_config_names_the_fields(
     sentence = refused(capsys, *command)
     assert "train.learning_rate (0.003 there, 0.5 here)" in sentence
     assert listing(trained) == before
+
+
+def test_a_run_begun_on_another_machine_is_continued_with_its_experts(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun_on_gpu = edit_config(trained, tmp_path / "copy", {"model.expert_dtype": "bfloat16"})
+    command = [*SMOKE, "--out", str(begun_on_gpu), "--resume", "auto"]
+    assert main(command) == 0
+    assert "is finished already" in capsys.readouterr().out
+    sentence = refused(capsys, *command, "--model.expert-dtype", "float32")
+    assert "model.expert_dtype (bfloat16 there, float32 here)" in sentence
+
+
+def test_only_runs_and_whole_checkpoints_are_resumed(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(trained)
+    for path in ("nowhere", str(trained / "checkpoints")):
+        assert f"{path!r} is not a run" in refused(capsys, "train", "--resume", path)
+    shutil.copytree(trained / "checkpoints" / "step-3", tmp_path / "a" / "b" / "step-3")
+    assert "a' is not a run" in refused(capsys, "train", "--resume", str(tmp_path / "a" / "b" / "step-3"))
+    assert listing(trained) == before
+
+
+def test_weights_to_begin_with_are_refused_where_a_run_is_resumed(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = damage(trained, tmp_path)
+    before = listing(copy)
+    for resumed in (["--out", str(copy), "--resume", "auto"], ["--resume", str(copy)]):
+        sentence = refused(capsys, *SMOKE, *resumed, "--init-from", str(trained))
+        assert f"--init-from {trained} begins a run, but '{copy}' has begun already; leave it out" in sentence
+    assert listing(copy) == before
+    assert main([*SMOKE, "--out", str(tmp_path / "new"), "--resume", "auto", "--init-from", str(trained)]) == 0
+
+
+def test_a_folder_where_another_process_trains_is_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = damage(trained, tmp_path)
+    before, other = listing(copy), RunFolder(copy)
+    with other.claim():
+        sentence = refused(capsys, "train", "--resume", str(copy))
+        assert f"another process is training in '{copy}'; wait for it to end" in sentence
+        assert main(["eval", str(copy)]) == 0
+        assert listing(copy) == before
+    other.release()
+    assert main(["train", "--resume", str(copy)]) == 0
+
+
+def test_training_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m some_moe {' '.join(SMOKE)} --train.log-every 1 --out run | head -1",
+        shell=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 3
 
 
 def test_a_used_folder_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

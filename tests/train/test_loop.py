@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -71,6 +72,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_run_folder_holds_what_the_contract_says(whole: Path) -> None:
     assert {p.name for p in whole.iterdir()} == {
+        ".run.lock",
         "config.yaml",
         "env.json",
         "tokenizer.json",
@@ -103,7 +105,7 @@ def test_the_run_folder_holds_what_the_contract_says(whole: Path) -> None:
 
 
 def test_no_file_of_a_run_is_a_pickle(whole: Path) -> None:
-    suffixes = {path.suffix for path in whole.rglob("*") if path.is_file()}
+    suffixes = {path.suffix for path in whole.rglob("*") if path.is_file() and path.name != ".run.lock"}
     assert suffixes == {".yaml", ".json", ".jsonl", ".safetensors"}
 
 
@@ -195,6 +197,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.parametrize(("clip", "cure"), [(0.0, " or set train.clip"), (1.0, "")])
+def test_a_gradient_that_is_not_finite_is_named_when_the_loss_is(tmp_path: Path, clip: float, cure: str) -> None:
+    trainer = start(make_config(**{"train.clip": clip}), RunFolder(tmp_path / "run"), Display(), "test")
+    trainer.model.head.bias.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(TrainingStoppedError) as error:
+        train(trainer)
+    assert re.fullmatch(
+        rf"the norm of the gradient became (inf|nan) at step 1; .*; lower train.learning_rate{cure}", str(error.value)
+    )
+
+
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_whole(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +283,24 @@ def test_init_from_starts_with_the_weights_and_keys_of_another_run(whole: Path, 
     assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
     assert trainer.progress.step == 0
     assert not trainer.optimizer.state
+
+
+def test_a_run_with_the_weights_of_another_keeps_them_when_it_dies_early(whole: Path, tmp_path: Path) -> None:
+    place, folder = list_checkpoints(whole / "checkpoints")[-1], RunFolder(tmp_path / "run")
+    start(make_config(), folder, Display(), "test", init_from=place)
+    folder.release()
+    trainer = resume(folder, Display(), folder.newest_checkpoint())
+    saved = load_file(place / "model.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
+    train(trainer)
+    train(start(make_config(), RunFolder(tmp_path / "again"), Display(), "test", init_from=place))
+    assert_same_run(tmp_path / "run", tmp_path / "again")
+
+
+def test_a_clock_in_nanoseconds_is_a_seed(tmp_path: Path) -> None:
+    for seed in (1731700000000000000, 2**63 - 1):
+        result = run(tmp_path / str(seed), **{"train.seed": seed, "train.max_steps": 2})
+        assert result["seed"] == seed
 
 
 def test_resuming_an_earlier_checkpoint_makes_the_later_steps_again(whole: Path, tmp_path: Path) -> None:

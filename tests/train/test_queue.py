@@ -17,7 +17,7 @@ from some_moe.config import ConfigError
 from some_moe.experiments.registry import EXPERIMENTS
 from some_moe.experiments.selection import select_experiments
 from some_moe.train.display import Display
-from some_moe.train.jobs import Job, find_standing, hide_place, make_jobs, remove_stillborn
+from some_moe.train.jobs import Job, find_standing, hide_place, make_jobs
 from some_moe.train.loop import start, train
 from some_moe.train.queue import Queue, Signals, explain_failure
 from some_moe.train.recorder import RunFolder
@@ -90,16 +90,14 @@ def test_a_folder_tells_how_far_its_job_has_come(tmp_path: Path) -> None:
         find_standing(other, folder)
 
 
-def test_a_folder_left_half_made_is_cleared_and_a_whole_one_is_not(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    (tmp_path / "config.yaml").write_text("x")
-    (tmp_path / ".tokenizer.json.tmp").write_text("x")
-    remove_stillborn(folder)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "config.yaml").write_text("x")
-    (tmp_path / "checkpoints").mkdir()
-    remove_stillborn(folder)
-    assert len(list(tmp_path.iterdir())) == 2
+def test_a_job_begins_anew_in_a_folder_left_half_made(tmp_path: Path) -> None:
+    (job,) = make_jobs([A1], [0], TINY)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not a run, but holds something"):
+        find_standing(job, RunFolder(tmp_path))
+    for name in (".run.lock", "env.json", ".config.yaml.tmp"):
+        (tmp_path / name).write_text("")
+    assert find_standing(job, RunFolder(tmp_path)) == "new"
 
 
 # --- the queue --------------------------------------------------------------------------------------------
@@ -244,6 +242,32 @@ def test_a_record_of_another_run_is_not_written_over(tmp_path: Path, monkeypatch
     (results / "A1-seed0.json").write_text("{")
     with pytest.raises(ConfigError, match="is of something else"):
         make_queue(tmp_path, [], (0,))
+
+
+def test_a_record_of_other_data_of_the_same_name_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Queue, "_train", finish)
+    results = tmp_path / "results"
+
+    def make(data: str, out: str) -> Queue:
+        return Queue(make_jobs([A1], [0], TINY | {"data.source": str(tmp_path / data)}), tmp_path / out, results, str)
+
+    for data in ("d1", "d2"):
+        (tmp_path / data).mkdir()
+        stories = [{"text": f"Story {n} of {data} is short."} for n in range(60)]
+        (tmp_path / data / "s.jsonl").write_text("".join(json.dumps(story) + "\n" for story in stories))
+    make("d1/s.jsonl", "q").run()
+    make("d1/s.jsonl", "again").run()
+    with pytest.raises(ConfigError, match=r"A1-seed0.json' is of other data called 's.jsonl'; choose another"):
+        make("d2/s.jsonl", "other")
+    assert make("d1/s.jsonl", "q").standings == ["done"]
+    # A record, or a run, from before digests were kept is known by its command alone.
+    record = json.loads((results / "A1-seed0.json").read_text())
+    digest = record.pop("data_digest")
+    assert json.loads((tmp_path / "q" / "A1-seed0" / "result.json").read_text())["data_digest"] == digest
+    (results / "A1-seed0.json").write_text(json.dumps(record))
+    assert make("d2/s.jsonl", "other").standings == ["new"]
 
 
 def test_two_queues_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from some_moe.data.batches import Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS
 from some_moe.model.transformer import SomeLM
 from some_moe.train.optim import make_optimizer
-from some_moe.train.step import train_step
+from some_moe.train.step import prepare, train_step
+from some_moe.train.stepper import copy_inputs
 
 MODEL = ModelConfig(
     d_model=16, num_layers=2, num_heads=2, vocab_size=20, num_experts=4, d_ffn=8, top_k=2, center_queries=True
@@ -92,3 +93,23 @@ def test_clipping_bounds_the_gradient_and_zero_leaves_it(clip: float) -> None:
     expected = float(result.gradient_norm) if clip == 0 else clip
     assert float(norm) == pytest.approx(expected, rel=1e-2)
     assert float(result.gradient_norm) > 1e-3
+
+
+def test_a_recording_is_given_all_that_differs_between_steps() -> None:
+    config = RunConfig(
+        model=MODEL,
+        data=DataConfig(seq_len=33, batch_size=16, batching="padded"),
+        train=TrainConfig(seed=7, global_batch_tokens=32 * 33),
+    )
+    batches = list(Batches(make_rows(64), config.data, seed=0, rows_a_step=32).epoch(0))
+    own, new = (prepare(batch, config, step, CPU) for step, batch in enumerate(batches[:2]))
+    assert len(own.shares) == 2
+    assert own.shares != new.shares
+    copy_inputs(own, new)
+    for mine, theirs in zip(own.parts, new.parts, strict=True):
+        for name, value in vars(theirs).items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(getattr(mine, name), value), name
+    assert own.shares == new.shares
+    assert torch.equal(own.denominator, new.denominator)
+    assert torch.equal(own.salt, new.salt)

@@ -58,6 +58,36 @@ def test_recorded_steps_learn_as_ordinary_ones_do() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_recorded_step_follows_the_rate_and_moves_the_keys() -> None:
+    """Both are numbers that a recording could have kept as they were when it was made."""
+    ends = {}
+    for rate_now in (False, True):
+        stepper = make_stepper(make_config(True))
+        if not rate_now:
+            stepper.rate_at = lambda _step: 0.0  # type: ignore[method-assign]
+        before = {}
+        for step in range(8):
+            stepper(make_batch(step % 4), step)
+            if step == 4:  # the recording is made
+                assert stepper.recordings
+                before = {name: tensor.clone() for name, tensor in stepper.model.state_dict().items()}
+        ends[rate_now] = before, stepper.model.state_dict()
+    for rate_now, (before, after) in ends.items():
+        assert all(not torch.equal(before[name], after[name]) for name in before if name.endswith("state.keys"))
+        assert torch.equal(before["head.weight"], after["head.weight"]) is not rate_now
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kernel", "precision"), [("reference", "bf16"), ("cpu", "fp32"), ("auto", "fp32")])
+def test_experts_that_are_a_loop_train_compiled_without_a_recording(kernel: str, precision: str) -> None:
+    changes = {"train.precision": precision, "model.trainability": "full"}
+    stepper = make_stepper(make_config(True, kernel).override(changes))
+    losses = [float(stepper(make_batch(step % 4), step).loss) for step in range(6)]
+    assert not stepper.recordings
+    assert losses[4] < losses[0]
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_step_is_recorded_while_another_thread_pins_batches() -> None:
     stepper, over, refused = make_stepper(make_config(True)), threading.Event(), []
 

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from some_moe.config import ConfigError
+from some_moe.files import write_beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,8 @@ class Collection:
         """Write the file whole, or not at all."""
         arrays = {f.name: np.ascontiguousarray(getattr(self, f.name)) for f in fields(self) if f.name != "meta"}
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        save_file(arrays, part, metadata={"meta": json.dumps(self.meta)})
-        part.replace(path)
+        with write_beside(path) as scratch:
+            save_file(arrays, scratch, metadata={"meta": json.dumps(self.meta)})
 
     @classmethod
     def load(cls, path: Path) -> "Collection":

@@ -12,20 +12,21 @@ LARGE_LIBRARY = 128  # experts from which on finding communities is slow, and fe
 
 
 def count_pairs(experts: np.ndarray, num_experts: int) -> np.ndarray:
-    """How many tokens chose both of two experts (E, E), from experts (N, K); 0 on the diagonal."""
+    """How many tokens chose both of two experts: experts (N, K) → (E, E) int64, each one's tokens on the diagonal."""
     chosen = np.zeros((len(experts), num_experts), dtype=np.float32)
     np.put_along_axis(chosen, experts, 1, axis=1)
-    pairs: np.ndarray = chosen.T @ chosen
-    np.fill_diagonal(pairs, 0)
-    return pairs
+    return np.asarray(chosen.T @ chosen, dtype=np.int64)
 
 
 def find_communities(pairs: np.ndarray, seed: int) -> tuple[list[list[int]], float]:
-    """Groups of experts (the largest first) by Louvain's method, and their modularity. Unused experts are left out."""
+    """Groups of experts (the largest first) by Louvain's method, and their modularity.
+
+    pairs (E, E): see `count_pairs`. Experts that share no token with another are left out.
+    """
     import networkx
 
     graph = networkx.Graph()
-    first, second = np.nonzero(np.triu(pairs))
+    first, second = np.nonzero(np.triu(pairs, 1))
     graph.add_weighted_edges_from(zip(first.tolist(), second.tolist(), pairs[first, second].tolist(), strict=True))
     if not graph:
         return [], 0.0

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from some_moe.analysis.collection import Collection
-from some_moe.analysis.layers import RULES, LayerNumbers, count_pairs, measure_layers, share_company, strongest_pairs
+from some_moe.analysis.communities import count_pairs
+from some_moe.analysis.layers import RULES, LayerNumbers, measure_layers, share_company, strongest_pairs
 from some_moe.analysis.movement import LayerMovement, trace_movement
 from some_moe.analysis.projections import KeyMap
 from some_moe.analysis.runs import RunRecord

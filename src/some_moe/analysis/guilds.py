@@ -48,7 +48,7 @@ from some_moe.analysis.labels import UNLABELLED, label_tokens
 from some_moe.analysis.trials import try_exchanges, try_knock_out
 from some_moe.config import ConfigError
 from some_moe.data.batches import Rows
-from some_moe.train.checkpoint import write_whole
+from some_moe.files import write_whole
 from some_moe.train.runs import Run, load
 
 NUM_WAYS_TO_BE_WRONG = 3  # association, random keys, knock-out

@@ -109,15 +109,6 @@ def measure_breadth(experts: np.ndarray, tokens: np.ndarray, num_experts: int) -
     return np.asarray(served.mean(1))
 
 
-def count_pairs(experts: np.ndarray, num_experts: int) -> np.ndarray:
-    """How often two experts were chosen for the same token: experts (N, K) → (E, E) int64, n on the diagonal."""
-    pairs = np.zeros((num_experts, num_experts), np.int64)
-    for first in experts.T:
-        for second in experts.T:
-            np.add.at(pairs, (first, second), 1)
-    return pairs
-
-
 def share_company(pairs: np.ndarray) -> np.ndarray:
     """Of the tokens that chose expert i, the share that chose j too: (E, E); 0 where i was never chosen."""
     chosen = np.diag(pairs)

@@ -1,6 +1,6 @@
 """What a run folder holds, read without a model and without torch, whatever state the run was left in.
 
-Shapes: E experts, D model width, T snapshots.
+Shapes: E experts, D model width.
 """
 
 import json
@@ -39,14 +39,6 @@ class KeySnapshots:
     def usage(self, step: int, layer: int) -> np.ndarray:
         """Gravity's running share of the load times E: (E,)."""
         return self._read(step, f"{layer}.usage")
-
-    def key_path(self, layer: int) -> np.ndarray:
-        """The keys of a block at every snapshot: (T, E, D)."""
-        return np.stack([self.keys(step, layer) for step in self.steps])
-
-    def usage_path(self, layer: int) -> np.ndarray:
-        """The usage of a block at every snapshot: (T, E)."""
-        return np.stack([self.usage(step, layer) for step in self.steps])
 
     def _read(self, step: int, name: str) -> np.ndarray:
         with safe_open(self.files[step], framework="numpy") as file:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from some_moe.config import ConfigError
-from some_moe.train.checkpoint import write_whole
+from some_moe.files import write_whole
 from some_moe.train.recorder import describe_device, describe_environment, drop_nan
 
 OUTPUT_FLAGS = ("--json", "--markdown")
@@ -25,7 +25,7 @@ def describe_benchmark(kind: str, arguments: Sequence[str], device: torch.device
     return {
         "benchmark": kind,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": describe_environment(command) | packages | {"device": describe_device(device)},
+        "environment": describe_environment(command, describe_device(device)) | packages,
     }
 
 

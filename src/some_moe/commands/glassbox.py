@@ -112,7 +112,7 @@ def _analyze(run: "RunRecord", folder: Path, options: argparse.Namespace) -> tup
     """Everything in turn. Returns what analysis.json holds, with the guilds in short, and the paths written."""
     from some_moe.analysis.findings import look_inside
     from some_moe.analysis.projections import FEWEST_KEYS, umap_in_background
-    from some_moe.train.checkpoint import write_whole
+    from some_moe.files import write_whole
 
     with ExitStack() as stack:
         start_umap = None

@@ -20,12 +20,12 @@ def evaluate_lengths(options: Namespace) -> int:
     from some_moe.train.jobs import hide_place
     from some_moe.train.lengths import score_lengths
     from some_moe.train.machine import choose_machine
-    from some_moe.train.recorder import describe_environment, drop_nan
+    from some_moe.train.recorder import describe_program, drop_nan
     from some_moe.train.runs import load
 
     run = load(options.run, checkpoint=options.checkpoint)
     config, data, model = run.config, run.config.data, run.model
-    machine = choose_machine(config.train)
+    machine = choose_machine(config.train.override({"device": options.device}))
     longest = max(data.seq_len, *lengths)
     dataset = prepare(data.override({"seq_len": longest}), config.model.vocab_size, run.tokenizer)
     scores = score_lengths(
@@ -38,7 +38,7 @@ def evaluate_lengths(options: Namespace) -> int:
         machine.device,
         bf16=machine.bf16,
     )
-    environment = describe_environment("")
+    program = describe_program()
     record = {
         "run": hide_place(str(run.path)),
         "experiment": config.experiment,
@@ -52,8 +52,8 @@ def evaluate_lengths(options: Namespace) -> int:
         "middle_layer": len(model.layers) // 2 if model.layers else None,
         "device": machine.describe(),
         "precision": "bf16" if machine.bf16 else "fp32",
-        "commit": environment["commit"],
-        "versions": {name: environment[name] for name in ("python", "torch", "some_moe")},
+        "commit": program["commit"],
+        "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
         "lengths": [score.to_dict() for score in scores],
     }
     if options.json:

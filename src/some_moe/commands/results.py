@@ -6,6 +6,7 @@ from pathlib import Path
 
 from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write, write_json
 from some_moe.config import ConfigError
+from some_moe.files import write_whole
 
 DIFFERENT = 1  # exit code of a check that found something
 FIGURE_KINDS = (".png", ".svg")
@@ -131,12 +132,9 @@ def _need_matplotlib() -> None:
 
 
 def _write_bytes(path: Path, contents: bytes) -> None:
-    """Write a file whole, or not at all; where that is impossible, say so in one sentence."""
-    scratch = path.with_name(f".{path.name}.tmp")
+    """Write a file whole; where that is impossible, say so in one sentence."""
     try:
         path.parent.mkdir(exist_ok=True)
-        scratch.write_bytes(contents)
-        scratch.replace(path)
+        write_whole(path, contents)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror}); choose another place") from None

@@ -1,10 +1,10 @@
 """`some trace`: the path of every token of a text, in the terminal and as a page."""
 
-import contextlib
 from pathlib import Path
 
 from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write, write_json
 from some_moe.config import ConfigError
+from some_moe.files import write_whole
 
 
 def trace_text(arguments: list[str]) -> int:
@@ -44,15 +44,8 @@ def parse_layers(text: str) -> list[int]:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page whole, or not at all; where that is impossible, say so in one sentence.
-
-    Done here and not by `train.checkpoint`, so that a report of a finished run need not load torch.
-    """
-    scratch = path.with_name(f".{path.name}.tmp")
+    """Write a page whole; where that is impossible, say so in one sentence."""
     try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
         raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror}); choose another place") from None

@@ -92,7 +92,7 @@ def train_from_arguments(arguments: list[str]) -> int:
     parser.add_argument("--preset", metavar="NAME", help="start from smoke, demo, or any registered experiment")
     parser.add_argument("--config", metavar="FILE", help="start from a config.yaml")
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
-    parser.add_argument("--resume", metavar="auto|PATH", help="continue this run folder, or a given checkpoint")
+    parser.add_argument("--resume", metavar="auto|PATH", help="continue the run in --out, or in PATH; or a checkpoint")
     parser.add_argument("--init-from", metavar="RUN", help="start with the weights and keys of a run or checkpoint")
     parser.add_argument(
         "--dry-run", action="store_true", help="print config, parameters, memory and time; touch nothing"
@@ -148,19 +148,22 @@ def run_in_team(
     from some_moe.train.display import Display, choose_display
     from some_moe.train.loop import resume, start, train
     from some_moe.train.machine import settle_experts
-    from some_moe.train.recorder import ReadOnlyFolder, RunFolder, command_line
-    from some_moe.train.runs import find_checkpoint
+    from some_moe.train.recorder import ReadOnlyFolder, command_line
+    from some_moe.train.runs import find_checkpoint, find_run
 
     display = choose_display() if team.leads else Display()
     place = None
     config = settle_experts(config)
-    asked = None if asked is None else config
     if resume_from is not None and resume_from != "auto":
-        place = find_checkpoint(resume_from)
-        folder = RunFolder(place.parent.parent)
+        folder, place = find_run(resume_from)
     if not team.leads:
         folder = ReadOnlyFolder(folder.path)
     if resume_from is not None and folder.exists():
+        if init_from is not None:
+            raise UsageError(
+                f"--init-from {init_from} begins a run, but {str(folder)!r} has begun already; leave it out to resume "
+                "that run, or choose another --out"
+            )
         refuse_other_config(folder, asked)
         finished = folder.read_result()
         if finished is not None and place is None:
@@ -180,14 +183,12 @@ def run_in_team(
 
 def refuse_other_config(folder: Any, asked: RunConfig | None) -> None:
     """A resumed run keeps its config: name what the command line would change."""
-    if asked is None:
-        return
-    saved, wanted = folder.read_config().flatten(), asked.flatten()
-    changed = [name for name in saved if saved[name] != wanted[name]]
-    if changed:
-        listed = ", ".join(f"{name} ({saved[name]} there, {wanted[name]} here)" for name in changed)
+    from some_moe.train.jobs import list_differences
+
+    differing = [] if asked is None else list_differences(folder.read_config(), asked)
+    if differing:
         raise ConfigError(
-            f"{str(folder)!r} was started with another config: {listed}; resume it without these settings"
+            f"{str(folder)!r} was started with another config: {', '.join(differing)}; resume it without these settings"
         )
 
 
@@ -218,7 +219,9 @@ def report(folder: Any, result: dict[str, Any]) -> int:
 
 def dry_run(config: RunConfig) -> int:
     from some_moe.train.estimate import estimate
+    from some_moe.train.machine import settle_experts
 
+    config = settle_experts(config)
     return write(config.to_yaml() + "\n" + estimate(config))
 
 
@@ -237,12 +240,17 @@ def evaluate_run(arguments: list[str]) -> int:
     )
     parser.add_argument("--seq-lens", metavar="256,512", help="score it with rows cut or padded to each length")
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse(arguments)
     if options.seq_lens is not None:
         from some_moe.commands.lengths import evaluate_lengths
 
         return evaluate_lengths(options)
+    if options.data is not None and not Path(options.data).exists():
+        raise UsageError(
+            f"--data {options.data!r} does not exist; give a file or a folder, or leave it out for the run's own data"
+        )
 
     from some_moe.data.batches import encode_rows
     from some_moe.data.dataset import prepare
@@ -253,14 +261,13 @@ def evaluate_run(arguments: list[str]) -> int:
     from some_moe.train.machine import choose_machine
     from some_moe.train.runs import load
 
-    if options.data is not None:
-        texts = [text for part in read_path(Path(options.data), RunConfig().data).values() for text in part]
     run = load(options.run, checkpoint=options.checkpoint)
-    machine = choose_machine(run.config.train)
+    machine = choose_machine(run.config.train.override({"device": options.device}))
     own = None
     if options.data is None or options.trigram:
         own = prepare(run.config.data, run.config.model.vocab_size, run.tokenizer)
     if options.data is not None:
+        texts = [text for part in read_path(Path(options.data), run.config.data).values() for text in part]
         rows = encode_rows(texts, run.tokenizer, run.config.data.seq_len)
     else:
         rows = getattr(own, options.split)

@@ -10,8 +10,11 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from some_moe.files import write_whole
+
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every generator can hold
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -102,7 +105,7 @@ class Config(BaseModel):
         return cls.from_yaml(text)
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+        write_whole(Path(path), self.to_yaml())
 
 
 def field_docs(config: type[Config]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from some_moe.config.base import Config, ConfigError, Count, Decay, Natural, NonNegative, Positive, Share
+from some_moe.config.base import Config, ConfigError, Count, Decay, Natural, NonNegative, Positive, Seed, Share
 
 
 class DataConfig(Config):
@@ -71,7 +71,7 @@ class TrainConfig(Config):
     """Share of the steps with one expert a token; then k rises to top_k over top_k_ramp of the steps."""
     top_k_ramp: Share = 0.0
     """Share of the steps over which k rises from 1 to top_k after top_k_warmup."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Everything random but the expert weights follows from it."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""

@@ -89,10 +89,14 @@ def read_documents(path: Path, config: DataConfig) -> list[str]:
     reader = READERS.get(path.suffix)
     if reader is None:
         raise ConfigError(f"data.source {path.name!r} ends in {path.suffix!r}; supported are {', '.join(READERS)}")
-    documents = [text for text in (document.strip() for document in reader(path, config)) if text]
+    documents = _strip(reader(path, config))
     if not documents:
         raise ConfigError(f"data.source {str(path)!r} holds no text; give a file with at least one document")
     return documents
+
+
+def _strip(documents: Iterable[str]) -> list[str]:
+    return [text for text in (document.strip() for document in documents) if text]
 
 
 def _read_text(path: Path) -> str:
@@ -134,6 +138,11 @@ def _text_of(record: Any, where: str) -> str:
     if not isinstance(text, str):
         fields = f"has the fields {sorted(record)}" if isinstance(record, dict) else "is no object"
         raise ConfigError(f"{where} has no text: it {fields}; each record needs a 'text' field with a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise ConfigError(f"{where} has half a character, {half}, in its text; mend or remove that record") from None
     return text
 
 
@@ -171,10 +180,14 @@ def _read_hub(name: str) -> dict[str, list[str]]:
         # The library raises many kinds: not found, no network, no permission. All mean: not this source, not now.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"hf:{name} could not be loaded ({reason}); check the name and the network") from None
-    return {
-        _split_of(split): [_text_of({"text": text}, f"hf:{name}") for text in rows["text"]]
-        for split, rows in found.items()
-    }
+    splits: dict[str, list[str]] = {}
+    for split, rows in found.items():
+        where = f"hf:{name}, {split}"
+        if "text" not in rows.column_names:
+            raise ConfigError(f"{where}, has the columns {rows.column_names}; it needs a 'text' column")
+        texts = (_text_of({"text": text}, f"{where}, row {row},") for row, text in enumerate(rows["text"]))
+        splits.setdefault(_split_of(split), []).extend(_strip(texts))
+    return splits
 
 
 # --- splitting --------------------------------------------------------------------------------------------

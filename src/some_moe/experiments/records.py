@@ -90,8 +90,8 @@ class Experiment:
         data, train = self.config.data, self.config.train
         if data.train_subset_size is None or data.batching == "packed":
             return train.max_steps
-        # One story is one row, and the last partial batch is dropped.
-        steps = data.train_subset_size // data.batch_size * train.epochs
+        # One story is one row, and the last partial step is dropped.
+        steps = data.train_subset_size // self.config.rows_a_step * train.epochs
         return min(steps, train.max_steps or steps)
 
     @property

@@ -25,6 +25,7 @@ __all__ = [
     "MixExperts",
     "activate",
     "choose_kernel",
+    "fits_graph",
     "has_triton",
     "linear_gelu",
     "makes_bf16",
@@ -131,6 +132,18 @@ KERNELS: dict[str, MixExperts] = {
     "grouped": grouped.mix_experts,
     "triton": mix_triton,
 }
+
+
+def fits_graph(mix: MixExperts, x: Tensor, weights: ExpertWeights) -> bool:
+    """Whether a graph compiled for a GPU can hold this path. The loops over experts end it: their bounds are data."""
+    if mix is not mix_auto:
+        return mix not in (mix_cpu, mix_reference)
+    if has_triton():
+        from some_moe.kernels import fused
+
+        if fused.can_mix(x, weights):
+            return True
+    return grouped.can_mix(x, weights)
 
 
 def choose_kernel(name: str) -> MixExperts:

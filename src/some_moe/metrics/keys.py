@@ -1,28 +1,11 @@
-"""Where the keys are, how far they moved, and what the queries they meet look like.
+"""How alike the keys are, what the queries they meet look like, and how often experts were respawned.
 
-Shapes: E experts, N tokens, D model width.
+Shapes: E experts, D model width.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-def key_drift(before: Tensor, after: Tensor) -> Tensor:
-    """How far each key (E, D) moved between two snapshots: (E,) Euclidean lengths."""
-    distance: Tensor = torch.linalg.vector_norm(after.double() - before.double(), dim=-1)
-    return distance
-
-
-def key_turn(before: Tensor, after: Tensor) -> Tensor:
-    """By how much each key turned: (E,) 1 − cosine, between 0 and 2."""
-    return 1 - F.cosine_similarity(before.double(), after.double(), dim=-1)
-
-
-def key_spread(keys: Tensor) -> float:
-    """Root mean square distance of the keys from their mean: 0 when they have fallen together."""
-    keys = keys.double()
-    return float((keys - keys.mean(0)).pow(2).sum(-1).mean().sqrt())
 
 
 def mean_pairwise_cosine(keys: Tensor) -> float:

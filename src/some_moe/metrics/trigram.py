@@ -95,12 +95,6 @@ class Trigram:
         counts = self._look_up(*_split_targets(rows, self.vocab_size))
         return _average(counts, self.discount, self.vocab_size)
 
-    def predict(self, before: int, last: int) -> Numbers:
-        """The probability of every id after the two ids `before` and `last`."""
-        targets = np.arange(self.vocab_size)
-        counts = self._look_up(np.full_like(targets, before), np.full_like(targets, last), targets)
-        return _interpolate(counts, self.discount, self.vocab_size)
-
     def _look_up(self, before: Ids, last: Ids, target: Ids) -> _Counts:
         """What was counted of each target after its two ids."""
         context = before * self.vocab_size + last

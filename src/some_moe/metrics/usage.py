@@ -43,11 +43,6 @@ def experts_used(counts: Tensor) -> int:
     return int((counts > 0).sum())
 
 
-def share_used(counts: Tensor) -> float:
-    """Share of experts chosen at least once."""
-    return experts_used(counts) / len(counts)
-
-
 def max_load(counts: Tensor) -> float:
     """The busiest expert's load, in fair shares: 1 when even, E when one does everything."""
     total = int(counts.sum())
@@ -61,14 +56,6 @@ def gate_entropy_nats(gates: Tensor, mask: Tensor | None = None) -> float:
     if gates.numel() == 0:
         return 0.0
     return float(torch.special.entr(gates.double()).sum(-1).mean())
-
-
-def dropped_tokens(experts: Tensor, top_k: int, mask: Tensor | None = None) -> int:
-    """Slots that found no expert. This model has no capacity limit: 0 unless a negative index marks a drop."""
-    if experts.shape[-1] != top_k:
-        raise ValueError(f"experts has {experts.shape[-1]} slots a token, but top_k is {top_k}")
-    dropped = (experts < 0).sum(-1)
-    return int((dropped if mask is None else dropped[mask.to(torch.bool)]).sum())
 
 
 def hash_counts(ids: Tensor, num_experts: int, top_k: int, mask: Tensor | None = None, seed: int = 0) -> Tensor:

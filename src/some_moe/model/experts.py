@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import ConfigError, ModelConfig
-from some_moe.kernels import ExpertWeights, LoraWeights, MixExperts, choose_kernel
+from some_moe.kernels import ExpertWeights, LoraWeights, MixExperts, choose_kernel, fits_graph
 from some_moe.model.expert_weights import MATRICES, checksum, fill_experts, fill_orthogonal
 
 
@@ -102,6 +102,11 @@ class ExpertLibrary(nn.Module):
 
     def weights(self) -> ExpertWeights:
         return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias)
+
+    def fits_graph(self, bf16: bool) -> bool:
+        """Whether compiled code on a GPU can hold these experts, computing in bf16 or in float32."""
+        x = self.up.new_empty(1, self.up.shape[2], dtype=torch.bfloat16 if bf16 else torch.float32)
+        return fits_graph(self.mix, x, self.weights())
 
     def forward(self, x: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
         """x (N, D), experts (N, K) int64, gates (N, K) → onto (N, D) + the gated sum of the experts' outputs."""

@@ -1,5 +1,8 @@
 """The key store of one layer: where each expert is found, and what gravity remembers about it."""
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +49,21 @@ class KeyState(nn.Module):
         self.register_buffer("smoothed", torch.empty(experts, d) if gravity.key_ema else None)
         self.register_buffer("query_mean", torch.zeros(d) if model.center_queries else None)
         self.scatter_keys()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `.to()`, `.half()`, `.cuda()` and the like call: the store goes along, but stays in float32 or better.
+
+        A step of gravity changes keys and usage by less than half precision can tell, and would be lost in it.
+        """
+
+        def keep_wide(old: Tensor) -> Tensor:
+            new = fn(old)
+            if new.is_floating_point() and new.itemsize < torch.float32.itemsize:
+                return old.to(new.device, torch.float32)  # the old one: the new one is rounded already
+            return new
+
+        super()._apply(keep_wide, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @torch.no_grad()
     def scatter_keys(self) -> None:

@@ -1,8 +1,8 @@
 """The SoME layer: a feed-forward layer whose experts are found by content. Usable in any transformer.
 
 layer = SomeLayer(ModelConfig(d_model=64, num_experts=16, d_ffn=128, top_k=2))
-y, routing = layer(x)                      # x, y: (batch, time, d_model); changes no state
-layer.gravity_step(routing, step=0)        # after the optimizer's step: the keys move
+y, routing = layer(x, step=step)           # x, y: (batch, time, d_model); changes no state
+layer.gravity_step(routing, step)          # after the optimizer's step: the keys move
 """
 
 import torch
@@ -131,6 +131,7 @@ class SomeLayer(nn.Module):
         x: Tensor,
         info: TokenInfo | None = None,
         *,
+        step: int = 0,
         top_k: int | None = None,
         previous_query: Tensor | None = None,
         again: Tensor | None = None,
@@ -138,13 +139,13 @@ class SomeLayer(nn.Module):
     ) -> tuple[Tensor, Routing]:
         """x (B, T, D) → y (B, T, D) and the record of who was chosen. Changes no state.
 
-        top_k: experts a token, if not the config's (warm-up). previous_query: the query of the layer before,
-        for `grounding`. again: x once more, where its gradients by query and by experts are wanted apart. onto
-        (B, T, D): what y is added to.
+        step: chooses what is sampled, where no info says so. top_k: experts a token, if not the config's (warm-up).
+        previous_query: the query of the layer before, for `grounding`. again: x once more, where its gradients by
+        query and by experts are wanted apart. onto (B, T, D): what y is added to.
         """
         batch, time, d_model = x.shape
         if info is None:
-            info = TokenInfo.of((batch, time), x.device, seed=self.seed)
+            info = TokenInfo.of((batch, time), x.device, seed=self.seed, step=step)
         top_k = top_k or self.model.top_k
         query = None
         if self.key_router is not None and self.query is not None:

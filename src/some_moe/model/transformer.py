@@ -252,12 +252,15 @@ class SomeLM(nn.Module):
 
     advance_layers: Advance | None = None  # gravity's, once compiled
 
-    def compile_parts(self, *, dynamic: bool | None = False) -> None:
+    def fits_graph(self, bf16: bool) -> bool:
+        """Whether each block can be one graph, and whole steps be recorded: on a GPU, unless the experts are a loop."""
+        return self.head.weight.is_cuda and all(library.fits_graph(bf16) for library in self.libraries)
+
+    def compile_parts(self, *, dynamic: bool | None = False, bf16: bool = False) -> None:
         """Compile the block, once for all layers, the head with its loss, and gravity (dynamic: as torch.compile)."""
         # A block's code is one for all layers; what differs between them is data. Shapes and top_k may vary.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        # On a CPU the experts are a loop over data, which stays out of the graph.
-        whole = self.head.weight.is_cuda
+        whole = self.fits_graph(bf16)
         for block in self.blocks:
             block.compile(fullgraph=whole, dynamic=dynamic)
         self.score_targets = torch.compile(self.score_targets, fullgraph=True, dynamic=dynamic)  # type: ignore[method-assign]

@@ -7,11 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from some_moe.analysis.collection import Collection
+from some_moe.analysis.communities import count_pairs
 from some_moe.analysis.layers import (
     GENERALIST_LOAD,
     UNDER_USED_LOAD,
     LayerNumbers,
-    count_pairs,
     order_by_company,
     share_company,
 )

@@ -71,8 +71,7 @@ def format_result(folder: str, result: dict[str, Any], *, width: int | None, sty
     lines += [
         f"{result['tokens']:,} tokens in {result['seconds']:.0f} s of training steps, "
         f"{result['tokens_per_second']:,.0f} tokens/s on {result['device']}",
-        f"{result['trainable_parameters']:,} parameters trained of {result['total_parameters']:,}; "
-        f"dropped tokens: {sum(layer['dropped_tokens'] for layer in result['layers'])}",
+        f"{result['trainable_parameters']:,} parameters trained of {result['total_parameters']:,}",
         f"everything is in {folder}",
     ]
     return "\n".join(lines) + "\n"

@@ -4,7 +4,6 @@ A checkpoint folder step-N holds `model.safetensors` (trained parameters and key
 seed and a checksum), `optimizer.safetensors` and `state.json`, which carries a hash of the other two.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -19,36 +18,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from some_moe.config import FORMAT_VERSION, ConfigError
+from some_moe.files import write_beside, write_whole
 from some_moe.model.transformer import SomeLM
 
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    try:
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
-
-
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a safetensors file so that it is there whole or not at all."""
-    scratch = path.with_name(f".{path.name}.tmp")
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, scratch)
-        _sync(scratch)
-        os.replace(scratch, path)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
-        raise error if isinstance(error, OSError) else OSError(str(error)) from None
+        with write_beside(path) as scratch:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, scratch)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
 
 
 def _sync(path: Path) -> None:
@@ -157,13 +139,28 @@ CURE = "remove that folder to use the checkpoint before it, or restore it"
 
 def load_model(place: Path, model: SomeLM, state: dict[str, Any]) -> None:
     """Load the trained parameters and key stores, and check that the experts are those that it was trained with."""
+    saved = load_file(place / "model.safetensors")
+    refuse_other_shapes(place, saved, model.state_dict())
     for library, description in zip(
         (lib for lib in model.libraries if not lib.trained and lib.init_method != "orthogonal"),
         state["libraries"],
         strict=True,
     ):
         library.verify(description)
-    model.load_state_dict(load_file(place / "model.safetensors"))
+    model.load_state_dict(saved)
+
+
+def refuse_other_shapes(place: Path, saved: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Name the first tensor in which a saved model differs from the one that it is for."""
+    for name in wanted | saved:
+        there, here = (
+            f"shape {tuple(tensors[name].shape)}" if name in tensors else "none" for tensors in (saved, wanted)
+        )
+        if there != here:
+            raise ConfigError(
+                f"{str(place)!r} does not fit this config: of {name} it has {there}, the config {here}; use the config "
+                "that was saved with it"
+            )
 
 
 def load_optimizer(

@@ -36,16 +36,22 @@ class PlainDisplay(Display):
 
     def __init__(self) -> None:
         self.total_steps = 0
+        self.is_heard = True
 
     def begin(self, step: int, total_steps: int) -> None:  # noqa: ARG002
         self.total_steps = total_steps
 
     def show(self, step: int, loss: float, tokens_per_second: float, gini: float | None) -> None:
         usage = "" if gini is None else f"  gini {gini:.3f}"
-        print(f"step {step}/{self.total_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s{usage}", flush=True)
+        self.say(f"step {step}/{self.total_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s{usage}")
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        if not self.is_heard:
+            return
+        try:
+            print(text, flush=True)
+        except OSError:
+            self.is_heard = False  # the reader has gone, as with `| head`: training goes on without it
 
 
 class LiveDisplay(Display):

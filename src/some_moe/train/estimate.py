@@ -17,7 +17,7 @@ TIMED_STEPS = 2
 
 
 def estimate(config: RunConfig) -> str:
-    """Return the lines that `some train --dry-run` prints below the config."""
+    """Return the lines that `some train --dry-run` prints below the config, which `settle_experts` has settled."""
     machine = choose_machine(config.train)
     count = count_parameters(config.model)
     memory = estimate_memory(config, count.trainable, count.total, machine)
@@ -26,7 +26,7 @@ def estimate(config: RunConfig) -> str:
         f"memory: about {memory / GIB:.1f} GiB on {machine.describe()}",
     ]
     steps = known_steps(config)
-    lines.append(f"steps: {steps:,}" if steps else "steps: known once the data is read")
+    lines.append("steps: known once the data is read" if steps is None else f"steps: {steps:,}")
     room = available_memory(machine)
     if memory > 0.8 * room:
         lines.append(
@@ -35,7 +35,7 @@ def estimate(config: RunConfig) -> str:
         return "\n".join(lines) + "\n"
     seconds = time_step(config, machine)
     total = "" if steps is None else f", about {describe_seconds(seconds * steps)} for the run, evaluation apart"
-    lines.append(f"time: {seconds:.3f} s for a full step of {config.data.batch_size} rows{total}")
+    lines.append(f"time: {seconds:.3f} s for a full step of {config.rows_a_step} rows{total}")
     return "\n".join(lines) + "\n"
 
 
@@ -73,9 +73,15 @@ def available_memory(machine: Machine) -> float:
 
 def time_step(config: RunConfig, machine: Machine) -> float:
     """Seconds for one full step on random tokens; the first step, which warms up, is not counted."""
-    model = SomeLM(config.model, config.gravity, kernel=config.train.kernel, device=machine.device)
+    model = SomeLM(
+        config.model,
+        config.gravity,
+        kernel=config.train.kernel,
+        checkpoint_activations=config.train.checkpoint_activations,
+        device=machine.device,
+    )
     optimizer = make_optimizer(model, config.train)
-    shape = (config.data.batch_size, config.data.seq_len)
+    shape = (config.rows_a_step, config.data.seq_len)
     tokens = torch.randint(0, config.model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     batch = Batch(inputs=tokens, targets=tokens, real=torch.ones(shape, dtype=torch.bool), rows=torch.arange(shape[0]))
     for step in range(1 + TIMED_STEPS):

@@ -88,7 +88,7 @@ def make_jobs(experiments: Sequence[Experiment], seeds: Sequence[int], overrides
 def find_standing(job: Job, folder: RunFolder) -> Standing:
     """How far a job's folder has come. One that holds something else is refused."""
     if not folder.exists():
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        if not folder.is_free():
             raise ConfigError(
                 f"{str(folder)!r} is not a run, but holds something; choose another --out, or move it away"
             )
@@ -108,16 +108,6 @@ def list_differences(there: RunConfig, here: RunConfig) -> list[str]:
     if wanted["model.expert_dtype"] == "auto":
         wanted["model.expert_dtype"] = saved["model.expert_dtype"]
     return [f"{name} ({saved[name]} there, {wanted[name]} here)" for name in saved if saved[name] != wanted[name]]
-
-
-def remove_stillborn(folder: RunFolder) -> None:
-    """A process killed while it made its folder left a config and nothing to go on with: it has to begin anew."""
-    if not folder.exists():
-        return
-    files = list(folder.path.iterdir())
-    if all(file == folder.config_file or file.name.endswith(".tmp") for file in files):
-        for file in files:
-            file.unlink()
 
 
 def folder_of(job: Job, out: Path) -> RunFolder:

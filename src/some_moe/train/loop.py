@@ -17,6 +17,7 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.data.batches import Batches
 from some_moe.data.dataset import Dataset, prepare
 from some_moe.data.tokenizer import Tokenizer
+from some_moe.hashing import derive_key
 from some_moe.metrics.usage import gini
 from some_moe.model.transformer import SomeLM
 from some_moe.train.board import Board
@@ -203,7 +204,7 @@ class Trainer:
         progress.seconds += time.perf_counter() - self.clock - compiled
         for step, (loss, norm) in enumerate(figures, first):
             if not math.isfinite(loss) or not math.isfinite(norm):
-                raise TrainingStoppedError(self.describe_divergence(loss, step))
+                raise TrainingStoppedError(self.describe_divergence(loss, norm, step))
             progress.epoch_loss += loss
             progress.epoch_steps += 1
         if progress.step % self.config.train.log_every == 0 or progress.step == self.total_steps:
@@ -274,8 +275,8 @@ class Trainer:
             load_model(best, self.model, read_state(best))
             test_best = self.measure("test")
             self.model.load_state_dict(last)
-        device = self.team.describe(self.machine.describe())
-        result = make_result(self.config, self.model, asdict(progress), valid, test_best, test_last, device)
+        device, digest = self.team.describe(self.machine.describe()), self.dataset.digest
+        result = make_result(self.config, self.model, asdict(progress), valid, test_best, test_last, device, digest)
         self.folder.write_result(result)
         return result
 
@@ -292,14 +293,9 @@ class Trainer:
     def sample(self) -> None:
         config = self.config.train
         if config.sample_tokens and self.team.leads:
+            tokenizer, seed = self.dataset.tokenizer, derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
             with torch.compiler.set_stance("force_eager"):
-                text = sample_text(
-                    self.model,
-                    self.dataset.tokenizer,
-                    config.sample_prompt,
-                    config.sample_tokens,
-                    seed=config.seed * 1_000_003 + self.progress.step,
-                )
+                text = sample_text(self.model, tokenizer, config.sample_prompt, config.sample_tokens, seed=seed)
             self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
 
     def middle_gini(self, result: Any) -> float | None:
@@ -343,9 +339,11 @@ class Trainer:
             )
         return text
 
-    def describe_divergence(self, loss: float, step: int) -> str:
+    def describe_divergence(self, loss: float, norm: float, step: int) -> str:
+        what = f"norm of the gradient became {norm}" if math.isfinite(loss) else f"loss became {loss}"
         kept = self.folder.describe_newest("good")
-        return f"the loss became {loss} at step {step}; {kept}; lower train.learning_rate or set train.clip"
+        clip = "" if self.config.train.clip else " or set train.clip"
+        return f"the {what} at step {step}; {kept}; lower train.learning_rate{clip}"
 
 
 def start(
@@ -358,26 +356,28 @@ def start(
 ) -> Trainer:
     """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with."""
     folder.refuse_if_used()
-    tokenizer = None
-    if init_from is not None:
-        tokenizer = Tokenizer.load(init_from.parent.parent / "tokenizer.json")
+    tokenizer = None if init_from is None else RunFolder(init_from.parent.parent).read_tokenizer()
     trainer = Trainer(config, folder, display, tokenizer, team)
     if init_from is not None:
         load_model(init_from, trainer.model, read_state(init_from))
     trainer.verify_team()
-    folder.create(config, trainer.dataset.tokenizer.to_json(), command)
+    with folder.claim(), folder.writing():
+        folder.create(trainer.dataset.tokenizer.to_json(), command, team.describe(trainer.machine.describe()))
+        if init_from is not None:
+            trainer.save()  # a run that dies early begins again with these weights, not with the seed's
+        folder.write_config(config)
     return trainer
 
 
 def resume(folder: RunFolder, display: Display, place: Path | None, team: Team = ALONE) -> Trainer:
     """Continue a run from a checkpoint, or from its beginning where it has none yet."""
-    config = folder.read_config()
-    trainer = Trainer(config, folder, display, Tokenizer.load(folder.tokenizer_file), team)
-    if place is None:
-        folder.cut_back(-1)
-    else:
-        trainer.restore(place)
-    trainer.verify_team()
+    with folder.claim():
+        trainer = Trainer(folder.read_config(), folder, display, folder.read_tokenizer(), team)
+        if place is None:
+            folder.cut_back(-1)
+        else:
+            trainer.restore(place)
+        trainer.verify_team()
     return trainer
 
 
@@ -395,3 +395,5 @@ def train(trainer: Trainer) -> dict[str, Any]:
             f"cannot write to {trainer.folder} ({error.strerror or error}); {kept}; "
             "make room and continue with --resume auto"
         ) from None
+    finally:
+        trainer.folder.release()

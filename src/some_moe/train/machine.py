@@ -38,6 +38,8 @@ def choose_machine(config: TrainConfig, team: Team = ALONE) -> Machine:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+    if config.kernel == "grouped" and device.type == "cuda" and not bf16:
+        raise ConfigError("train.kernel grouped computes in bf16 alone on a GPU; set train.precision bf16, or use auto")
     return Machine(device, bf16)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError
-from some_moe.train.checkpoint import write_whole
+from some_moe.data.dataset import prepare
+from some_moe.files import write_whole
 from some_moe.train.jobs import Job, hide_place
-from some_moe.train.recorder import RunFolder, describe_environment, drop_nan, read_log
+from some_moe.train.recorder import RunFolder, describe_program, drop_nan, read_log
 from some_moe.train.scaling import Schedule
 
 LOSSES = ("val_loss", "val_loss_on_padding", "val_loss_padded", "perplexity", "bits_per_byte")
@@ -24,23 +25,36 @@ def write_record(path: Path, job: Job, folder: RunFolder, *, at_once: int | None
     return record
 
 
-def refuse_other_record(path: Path, job: Job) -> None:
-    """A record made with other data or settings is never written over; one of the same command is."""
+def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
+    """A record made with other data or settings is never written over; one of the same command and data is."""
     if not path.exists():
         return
     try:
-        command = json.loads(path.read_text(encoding="utf-8"))["command"]
+        record = json.loads(path.read_text(encoding="utf-8"))
+        made_by, digest = record["command"], record.get("data_digest")
     except (OSError, ValueError, KeyError, TypeError):
-        command = "something else"
-    if command != job.command:
-        raise ConfigError(f"{str(path)!r} is of {command}; choose another --results, or move it away")
+        made_by, digest = "something else", None
+    if made_by == job.command:
+        # Absolute paths are cut from commands, and files change: only the digest tells the data apart.
+        if digest is None or find_digest(job, folder) in (digest, None):
+            return
+        made_by = f"other data called {hide_place(job.config.data.source)!r}"
+    raise ConfigError(f"{str(path)!r} is of {made_by}; choose another --results, or move it away")
+
+
+def find_digest(job: Job, folder: RunFolder) -> str | None:
+    """The digest of what a finished run has read, or an unfinished one will read; None where it was not recorded."""
+    result = folder.read_result()
+    if result is None:
+        return prepare(job.config.data, job.config.model.vocab_size).digest
+    return result.get("data_digest")
 
 
 def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
     """Everything in result.json, and where it comes from. No absolute paths."""
     result = folder.read_result()
     assert result is not None, f"{folder} is not finished"
-    environment = _read_environment(folder)
+    program = _read_program(folder)
     log = read_log(folder.path / "metrics.jsonl")
     finished = datetime.fromtimestamp(folder.result_file.stat().st_mtime, UTC)
     return result | {
@@ -48,8 +62,8 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
         "seed": job.seed,
         "command": job.command,
         "overrides": {name: hide_place(value) for name, value in job.overrides.items()},
-        "commit": environment["commit"],
-        "versions": {name: environment[name] for name in ("python", "torch", "some_moe")},
+        "commit": program["commit"],
+        "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
         "date": finished.isoformat(timespec="seconds"),
         "source": hide_place(job.config.data.source),
         "stories": asdict(job.schedule.stories),
@@ -60,13 +74,13 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _read_environment(folder: RunFolder) -> dict[str, Any]:
+def _read_program(folder: RunFolder) -> dict[str, Any]:
     """What the run wrote when it began; a run killed at that very moment has none, and takes the present one."""
     path = folder.path / "env.json"
     if not path.is_file():
-        return describe_environment("")
-    environment: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return environment
+        return describe_program()
+    program: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return program
 
 
 def list_published_epochs(

@@ -4,7 +4,6 @@ What a job has done is in its run folder, so a queue that was stopped or killed 
 DIR/queue.json tells how all jobs stand; DIR/logs/NAME-seedS.txt has what each run wrote.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -22,9 +21,10 @@ from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
 from some_moe.config import ConfigError
-from some_moe.train.checkpoint import write_whole
+from some_moe.files import write_whole
 from some_moe.train.estimate import describe_seconds
-from some_moe.train.jobs import Job, find_standing, folder_of, remove_stillborn
+from some_moe.train.jobs import Job, find_standing, folder_of
+from some_moe.train.lock import take_lock
 from some_moe.train.measured import refuse_other_record, write_record
 from some_moe.train.stopping import TrainingStoppedError
 
@@ -114,7 +114,7 @@ class Queue:
         # Folders and records that hold something else are refused here, before anything is written.
         self.standings = [find_standing(job, folder_of(job, out)) for job in jobs]
         for job in jobs:
-            refuse_other_record(self._record_file(job), job)
+            refuse_other_record(self._record_file(job), job, folder_of(job, out))
         self.entries = [
             Entry(job.name, job.experiment.name, job.seed, "done" if standing == "done" else "waiting")
             for job, standing in zip(jobs, self.standings, strict=True)
@@ -179,7 +179,6 @@ class Queue:
         entry.state, entry.reason, entry.at_once = "running", "", self.at_once
         self._save()
         folder = folder_of(job, self.out)
-        remove_stillborn(folder)
         started = time.monotonic()
         code, messages = self._train(job)
         seconds = time.monotonic() - started
@@ -277,26 +276,20 @@ class Queue:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             self.results.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(self.out / ".queue.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self.lock = take_lock(
+                self.out / ".queue.lock",
+                f"{str(self.out)!r} is in use by another queue, or by a run that one left behind; wait for it to end, "
+                "or choose another --out",
+            )
         except OSError as error:
             raise ConfigError(
                 f"{error.filename!r} cannot be written ({error.strerror}); choose another --out or --results"
             ) from None
         try:
-            self._take_lock(self.lock)
             yield
         finally:
             os.close(self.lock)
             self.lock = None
-
-    def _take_lock(self, lock: int) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{str(self.out)!r} is in use by another queue, or by a run that one left behind; wait for it to end, "
-                "or choose another --out"
-            ) from None
 
 
 def explain_failure(code: int, messages: str) -> str:

@@ -42,13 +42,14 @@ def make_result(
     test_best: Evaluation,
     test_last: Evaluation,
     device: str,
+    data_digest: str,
 ) -> dict[str, Any]:
     """All figures of a run. `test_loss` is of the checkpoint with the best validation loss."""
     trainable, total = model.count_parameters()
     layers = []
     for layer, usage in zip(model.layers, valid.layers, strict=True):
         respawns = 0 if layer.state is None else count_respawns(layer.state.respawns)[0]
-        layers.append(usage | {"respawns": respawns, "dropped_tokens": 0})
+        layers.append(usage | {"respawns": respawns})
     seconds = progress["seconds"]
     return {
         "name": config.name,
@@ -77,5 +78,6 @@ def make_result(
         "layers": layers,
         "seed": config.train.seed,
         "device": device,
+        "data_digest": data_digest,
         "epochs": progress["epochs"],
     }

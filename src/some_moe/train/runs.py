@@ -32,7 +32,7 @@ def load(path: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> 
     model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=device)
     load_model(place, model, state)
     model.eval()
-    return Run(folder.path, config, Tokenizer.load(folder.tokenizer_file), model, int(state["step"]))
+    return Run(folder.path, config, folder.read_tokenizer(), model, int(state["step"]))
 
 
 def choose_checkpoint(folder: RunFolder, which: str) -> Path:
@@ -60,6 +60,15 @@ def find_checkpoint(path: str | Path) -> Path:
     folder = RunFolder(path)
     folder.read_config()
     return choose_checkpoint(folder, "best")
+
+
+def find_run(path: str | Path) -> tuple[RunFolder, Path | None]:
+    """What to resume: a run folder, and its checkpoint where `path` is one."""
+    path = Path(path)
+    is_checkpoint = (path / "state.json").is_file()
+    folder = RunFolder(path.parent.parent if is_checkpoint else path)
+    folder.read_config()  # refuses what is no run
+    return folder, path if is_checkpoint else None
 
 
 def default_device() -> str:

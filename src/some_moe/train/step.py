@@ -1,7 +1,7 @@
 """A single training step: forward, backward (accumulated), clip, rate, optimizer, gravity.
 
 `prepare` is the host's part: it decides and brings the batch to the device. `learn` is the device's part: it
-waits for nothing and reads nothing back, so that a GPU can record it once and replay it (see graphs.py).
+waits for nothing and reads nothing back, so that a GPU can record it once and replay it (see stepper.py).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class StepInputs:
     """What `learn` works on, all of it on the device."""
 
     parts: tuple[Batch, ...]  # micro-batches of this process
-    shares: tuple[float, ...]  # each part's share of the step's real tokens
+    shares: tuple[Tensor, ...]  # () float64: each part's share of the step's real tokens
     denominator: Tensor  # () what the training loss is divided by: a count over the whole step
     salt: Tensor  # (2,) int32, hash of seed and step
 
@@ -62,7 +62,7 @@ def prepare(batch: Batch, config: RunConfig, step: int, device: torch.device, te
     denominator = num_real if config.data.loss_on == "text" else batch.targets.numel()
     return StepInputs(
         parts=tuple(part.to(device) for part in parts),
-        shares=tuple(part.num_real / num_real for part in parts),
+        shares=tuple(torch.full((), part.num_real / num_real, dtype=torch.float64, device=device) for part in parts),
         denominator=torch.full((), float(denominator), device=device),
         salt=place_salt(config.train.seed, step, device),
     )
@@ -92,7 +92,7 @@ def learn(
         part_loss = nats.sum() / inputs.denominator
         objective = part_loss
         if output.aux_loss is not None:
-            objective = part_loss + output.aux_loss * share
+            objective = part_loss + output.aux_loss * share.to(output.aux_loss.dtype)
         objective.backward()  # type: ignore[no-untyped-call]
         loss = loss + part_loss.detach()
         found = tuple(routing.detach() for routing in output.routings)

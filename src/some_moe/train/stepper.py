@@ -64,10 +64,10 @@ class Stepper:
         self.compiled = wants_compile(config, total_steps, machine)
         if self.compiled:
             # Bucketed rows have several lengths: the second one compiles code for any.
-            model.compile_parts(dynamic=None if config.data.batching == "bucketed" else False)
+            model.compile_parts(dynamic=None if config.data.batching == "bucketed" else False, bf16=machine.bf16)
         # A recording bakes in every number that the host computes from the step; an annealed beta is one.
         settled = config.gravity.beta_schedule == "constant"
-        self.records = self.compiled and machine.device.type == "cuda" and settled and team.alone
+        self.records = self.compiled and settled and team.alone and model.fits_graph(machine.bf16)
         self.seen: Counter[Kind] = Counter()
         self.recordings: dict[Kind, Recording] = {}
         self.stream = torch.cuda.Stream(machine.device) if self.records else None  # type: ignore[no-untyped-call]
@@ -144,6 +144,7 @@ class Stepper:
         own = replace(
             inputs,
             parts=tuple(clone_batch(part) for part in inputs.parts),
+            shares=tuple(share.clone() for share in inputs.shares),
             denominator=inputs.denominator.clone(),
             salt=inputs.salt.clone(),
         )
@@ -167,10 +168,13 @@ def clone_batch(batch: Batch) -> Batch:
     return replace(batch, **changes)
 
 
+def input_tensors(inputs: StepInputs) -> list[Tensor]:
+    """All that may differ between two steps of a kind."""
+    parts = [tensor for part in inputs.parts for tensor in batch_tensors(part)]
+    return [*parts, *inputs.shares, inputs.denominator, inputs.salt]
+
+
 def copy_inputs(own: StepInputs, new: StepInputs) -> None:
     """Overwrite the recording's inputs."""
-    for mine, theirs in zip(own.parts, new.parts, strict=True):
-        for target, source in zip(batch_tensors(mine), batch_tensors(theirs), strict=True):
-            target.copy_(source)
-    own.denominator.copy_(new.denominator)
-    own.salt.copy_(new.salt)
+    for target, source in zip(input_tensors(own), input_tensors(new), strict=True):
+        target.copy_(source)
