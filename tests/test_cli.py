@@ -255,3 +255,15 @@ def test_a_terminal_without_the_signs_gets_question_marks() -> None:
     done = run_python("-m", "some_moe", "experiments", "list", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "384?8" in done.stdout
+
+
+@pytest.mark.parametrize("experts", ["1000000000000", "99999999999999999999999"])
+def test_a_model_that_no_memory_holds_gets_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], experts: str
+) -> None:
+    words = ["train", "--preset", "smoke", "--model.num-experts", experts, "--out", str(tmp_path / "run")]
+    assert main(words) in (1, 2)
+    message = capsys.readouterr().err
+    assert message.startswith("some: ")
+    assert message.count("\n") == 1
+    assert not (tmp_path / "run").exists()

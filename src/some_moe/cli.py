@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -232,6 +233,17 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"some: {error}", file=sys.stderr)
         return BAD_INPUT
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print("some: memory ran out; use a smaller model, fewer rows at a time, or a larger machine", file=sys.stderr)
+        return FAILED
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch or Python got no memory. Torch says so in words: it need not be imported to know."""
+    words = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def dispatch(prog: str, group: Group, arguments: list[str]) -> int:

@@ -282,6 +282,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     folder = save_run(run, tmp_path / "run")
     with pytest.raises(ConfigError, match="level 2"):
         analyze_guilds(folder, collection, level=2)
+    with pytest.raises(ConfigError, match="is finer than 999 shuffles can tell"):
+        analyze_guilds(folder, collection, level=0.001)
     moved = replace(collection, experts=(collection.experts + 1) % MODEL.num_experts)
     with pytest.raises(ConfigError, match="does not fit the model"):
         analyze_guilds(folder, moved, effort=LITTLE)

@@ -152,4 +152,12 @@ def test_matched_sets_are_of_other_experts_and_as_much_used() -> None:
         assert 0 not in gone
         assert 4 not in gone
         assert abs(usage[gone].sum() - 50) <= 25
-    assert draw_matched_sets(np.array([5, 5, 0]), [0, 1], 2, 1, np.random.default_rng(0)) == [[], []]
+    assert draw_matched_sets(np.array([5, 5, 0]), [0, 1], 2, 1, np.random.default_rng(0)) == []
+
+
+def test_matched_sets_differ_and_are_fewer_where_the_others_make_no_more() -> None:
+    random = np.random.default_rng(0)
+    sets = draw_matched_sets(np.full(12, 10), [0, 1], 10, 2, random)
+    assert len({frozenset(gone) for gone in sets}) == 10
+    (every_other,) = draw_matched_sets(np.array([90, 5, 5, 5, 5]), [0], 10, 1, random)
+    assert sorted(every_other) == [1, 2, 3, 4]

@@ -187,3 +187,13 @@ def test_a_missing_source_and_an_empty_folder_are_named(tmp_path: Path) -> None:
         load(tmp_path / "nowhere.txt")
     with pytest.raises(ConfigError, match=r"has no \.txt, \.jsonl, \.parquet file"):
         load(tmp_path)
+
+
+def test_a_mark_at_the_start_of_a_file_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("one\n\ntwo".encode("utf-8-sig"))
+    assert read_documents(tmp_path / "a.txt", DataConfig()) == ["one", "two"]
+
+
+def test_a_separator_may_be_written_as_a_shell_leaves_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree")
+    assert read_documents(tmp_path / "a.txt", DataConfig(separator=r"\n")) == ["one", "two", "three"]

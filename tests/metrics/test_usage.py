@@ -70,6 +70,7 @@ def test_gate_entropy_is_ln_k_for_equal_gates() -> None:
     gates = torch.tensor([[[0.25] * 4, [1.0, 0, 0, 0]]])
     assert gate_entropy_nats(gates, torch.tensor([[True, False]])) == pytest.approx(math.log(4))
     assert gate_entropy_nats(gates) == pytest.approx(math.log(4) / 2)
+    assert gate_entropy_nats(torch.tensor([[0.2], [0.7]])) == 0  # one expert, whose gate is its share of all
 
 
 def test_hash_usage_follows_the_frequency_of_tokens() -> None:

@@ -186,6 +186,7 @@ def test_settings_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     for name in RunConfig.field_names():
         if "." in name:
             assert f"--{name.replace('_', '-')} (" in printed
+    assert "--model.positions (rope; one of rope, alibi, sinusoidal)" in printed
 
 
 def test_a_finished_run_resumed_says_so_and_changes_nothing(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -416,3 +417,41 @@ def test_generation_settings_out_of_range_are_named(trained: Path, capsys: pytes
     for flag, value in (("--temperature", "-1"), ("--top-p", "0"), ("--top-p", "2"), ("--max-tokens", "0")):
         assert f"{flag} " in refused(capsys, "generate", str(trained), flag, value)
     assert "--temperature" in refused(capsys, "generate", str(trained), "--temperature", "hot")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--train.save-every", "--train.epochs", "2"], "--train.save-every needs a value behind it"),
+        (["--out", ""], "--out is empty"),
+        (["--out", "afile"], "'afile' is a file"),
+    ],
+)
+def test_a_flag_without_its_value_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("afile").touch()
+    assert main([*SMOKE, *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_resumed_run_is_compared_with_what_was_asked_alone(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    assert main(["train", "--resume", str(tmp_path / "run"), "--train.epochs", "7"]) == 2
+    message = capsys.readouterr().err
+    assert "another config: train.epochs (1 there, 7 here); resume it without" in message
+    assert "--init-from" in message
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--prompt", "\udcff"), ("--seed", str(10**22))])
+def test_generate_refuses_what_it_cannot_begin_with(
+    trained: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    assert main(["generate", str(trained), flag, value]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"some: {flag} ")

@@ -10,6 +10,7 @@ from torch import Tensor
 from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig
 from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS, PAD
+from some_moe.model.gravity import beta_now
 from some_moe.model.transformer import ModelOutput, SomeLM
 from some_moe.train.evaluate import Tally, evaluate, forward, token_nats
 
@@ -130,6 +131,15 @@ def test_adaptation_scores_each_batch_before_the_keys_move() -> None:
         for adapt in (False, True)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_adaptation_pulls_as_the_run_did_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    gravity = GravityConfig(beta=0.003, beta_end=0.0005, beta_schedule="cosine")
+    steps: list[tuple[int, int]] = []
+    monkeypatch.setattr(SomeLM, "gravity_step", lambda _, __, step, total_steps: steps.append((step, total_steps)))
+    evaluate(SomeLM(MODEL, gravity), ROWS, make_config(batch_size=2), SIZES, torch.device("cpu"), adapt=True)
+    assert len(steps) > 1
+    assert all(beta_now(gravity, 0, *one) == pytest.approx(0.0005) for one in steps)
 
 
 def test_usage_is_over_real_tokens_or_over_all_positions() -> None:

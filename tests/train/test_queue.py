@@ -237,7 +237,7 @@ def test_a_record_of_another_run_is_not_written_over(tmp_path: Path, monkeypatch
     results = tmp_path / "q" / "results"
     # The same command may measure again, elsewhere; another one may not.
     Queue(make_jobs([A1], [0], TINY), tmp_path / "other", results, str).run()
-    with pytest.raises(ConfigError, match=r"A1-seed0.json' is of some experiments run A1 .*; choose another --results"):
+    with pytest.raises(ConfigError, match=r"A1-seed0.json' is of some experiments run A1 .*; choose another folder"):
         Queue(make_jobs([A1], [0], TINY | {"train.clip": 2.0}), tmp_path / "third", results, str)
     (results / "A1-seed0.json").write_text("{")
     with pytest.raises(ConfigError, match="is of something else"):

@@ -72,14 +72,16 @@ def test_accumulating_four_by_eight_equals_one_by_thirty_two(batching: str, data
     assert all(int(whole[f"blocks.{layer}.ffn.key_router.state.respawns"].sum()) > 0 for layer in range(2))
 
 
-def test_decay_acts_on_matrices_alone_or_on_everything() -> None:
-    model = SomeLM(MODEL)
+@pytest.mark.parametrize("changes", [{}, {"trainability": "full"}, {"gains": True}])
+def test_decay_acts_on_matrices_alone_or_on_everything(changes: dict[str, object]) -> None:
+    model = SomeLM(MODEL.override(changes))
+    names = {p: name for name, p in model.named_parameters()}
     for decay_on, undecayed in (("matrices", True), ("all", False)):
         config = TrainConfig(decay_on=decay_on, weight_decay=0.3)  # type: ignore[arg-type]
         groups = make_optimizer(model, config).param_groups
         assert any(group["weight_decay"] == 0 for group in groups) is undecayed
         decayed = next(group for group in groups if group["weight_decay"] == 0.3)
-        assert all(p.dim() >= 2 for p in decayed["params"]) is undecayed
+        assert all(names[p].endswith(("weight", "up", "down")) for p in decayed["params"]) is undecayed
         assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
 

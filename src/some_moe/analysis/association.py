@@ -211,8 +211,12 @@ def rank_p_values(observed: np.ndarray, null: np.ndarray) -> np.ndarray:
 
 
 def standardize(observed: np.ndarray, null: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Observed (…) and null (P, …) in the null's standard deviations from its mean; 0 where it never varies."""
-    mean, deviation = null.mean(0), null.std(0, ddof=1)
+    """Observed (…) and null (P, …) in standard deviations from the mean of all P + 1; 0 where they never vary.
+
+    The observed one is among them, as in its rank: else it alone would be measured by others, and stand out too much.
+    """
+    every = np.concatenate((null, np.asarray(observed)[None]))
+    mean, deviation = every.mean(0), every.std(0, ddof=1)
     scale = np.where(deviation > 1e-9, deviation, np.inf)
     return (observed - mean) / scale, (null - mean) / scale
 

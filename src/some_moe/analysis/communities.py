@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 REPAIR_ROUNDS = 50  # of mixing again the tokens that a shuffle gave one expert twice
+ROUNDING = 1e-9  # of a modularity
 LARGE_LIBRARY = 128  # experts from which on finding communities is slow, and fewer shuffles are made
 
 
@@ -69,6 +70,6 @@ def measure_communities(
         "modularity": modularity,
         "null_mean": float(null.mean()),
         "null_sd": float(null.std(ddof=1)),
-        "p_value": float((1 + (null >= modularity).sum()) / (1 + num_shuffles)),
+        "p_value": float((1 + (null >= modularity - ROUNDING).sum()) / (1 + num_shuffles)),
         "groups": groups,
     }

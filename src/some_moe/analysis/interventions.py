@@ -173,7 +173,8 @@ class Replay:
 def replay(model: SomeLM, probe: Probe, config: RunConfig) -> Replay:
     """Run the model, as it is altered at the moment, over a probe."""
     batch = probe.batch.to(model.head.weight.device)
-    output = forward(model, batch, config, sums=False)
+    text_alone = config.override({"data.count_padding": False})  # loads are of real tokens, so random keys fit those
+    output = forward(model, batch, text_alone, sums=False)
     nats = token_nats(output.logits, batch.targets)[batch.real].double().cpu().numpy()
     experts = [routing.experts[batch.real].cpu().numpy() for routing in output.routings if routing.experts is not None]
     return Replay(nats, np.stack(experts))

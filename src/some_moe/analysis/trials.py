@@ -13,25 +13,31 @@ from some_moe.analysis.interventions import Probe, Replay, exchange_experts, kno
 from some_moe.train.runs import Run
 
 NUM_BOOTSTRAPS = 1000
+FEWEST_SETS = 5  # different ones: from fewer no spread can be told
+TRIES = 20  # for each set
 
 
 def draw_matched_sets(
     usage: np.ndarray, experts: Sequence[int], count: int, top_k: int, random: np.random.Generator
 ) -> list[list[int]]:
-    """Random sets of *other* experts that together are used as much as `experts`, as nearly as they come.
+    """Different random sets of *other* experts that together are used as much as `experts`, as nearly as they come.
 
     usage (E,): selections of each expert. Experts are added in random order while that brings the set's usage
-    nearer to the wanted one; at least top_k experts always stay out of the set.
+    nearer to the wanted one; at least top_k experts always stay out of the set. Fewer than `count` where the others
+    do not make so many: a guild may be busier than all of them together.
     """
     wanted = usage[list(experts)].sum()
     others = np.array([e for e in range(len(usage)) if e not in set(experts) and usage[e] > 0], dtype=np.int64)
     largest = min(len(others), len(usage) - top_k)
-    sets = []
-    for _ in range(count):
+    sets: dict[frozenset[int], list[int]] = {}
+    for _ in range(TRIES * count if largest else 0):
         order = random.permutation(others)
         total = np.cumsum(usage[order])[:largest]
-        sets.append(order[: int(np.argmin(abs(total - wanted))) + 1].tolist() if largest else [])
-    return sets
+        chosen = order[: int(np.argmin(abs(total - wanted))) + 1].tolist()
+        sets.setdefault(frozenset(chosen), chosen)
+        if len(sets) == count:
+            break
+    return list(sets.values())
 
 
 def bootstrap_contrast(
@@ -63,7 +69,7 @@ def try_knock_out(
     level: float,
     random: np.random.Generator,
 ) -> dict[str, Any] | None:
-    """Take the experts away, then matched random sets of others; None where no other set can be taken.
+    """Take the experts away, then matched random sets of others; None where there are too few such sets.
 
     inside, outside (N,) bool: tokens of the class, and all other words. A change is in nats of predicting the
     next token from that position. `effect` is a difference of differences: how much more the class is hurt than
@@ -73,7 +79,7 @@ def try_knock_out(
     some_layer = run.model.layers[layer]
     usage = np.bincount(base.experts[layer].ravel(), minlength=some_layer.model.num_experts)
     sets = draw_matched_sets(usage, experts, num_sets, some_layer.model.top_k, random)
-    if not all(sets) or not inside.any() or not outside.any():
+    if len(sets) < FEWEST_SETS or not inside.any() or not outside.any():
         return None
 
     def change_without(gone: Sequence[int]) -> np.ndarray:
@@ -104,7 +110,7 @@ def try_knock_out(
         "random_class_displaced": float(np.mean([displaced(gone) for gone in sets])),
         "usage_share": float(usage[list(experts)].sum() / usage.sum()),
         "random_usage_share": float(np.mean([usage[gone].sum() for gone in sets]) / usage.sum()),
-        "num_sets": num_sets,
+        "num_sets": len(sets),
         "class_tokens": int(inside.sum()),
     }
 

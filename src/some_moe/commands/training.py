@@ -4,8 +4,9 @@ import os
 import sys
 import time
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -34,10 +35,31 @@ def parse_overrides(words: list[str], prog: str) -> dict[str, Any]:
             kind = "option" if flag.startswith("-") else "argument"
             raise UsageError(f"{flag} is not an {kind} of `{prog}`{suggest(flag, [*known, '--preset', '--out'], prog)}")
         if not equals:
-            # A switch may stand alone; anything else is followed by its value.
-            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+            if words and not words[0].startswith("--"):
+                value = words.pop(0)
+            elif is_switch(name):
+                value = "true"
+            else:
+                raise UsageError(f"{flag} needs a value behind it; `some train --settings` says what it is")
         changes[name] = _read_value(value)
     return changes
+
+
+def is_switch(name: str) -> bool:
+    """Whether a dotted field is on or off: only such a one may stand alone."""
+    room, _, field = name.rpartition(".")
+    config = RunConfig if not room else RunConfig.model_fields[room].annotation
+    annotation = config.model_fields[field].annotation  # type: ignore[union-attr]
+    return annotation is bool or bool in get_args(annotation)
+
+
+def is_text(words: str) -> bool:
+    """Whether what was typed can be written as UTF-8."""
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_value(text: str) -> Any:
@@ -61,7 +83,9 @@ def describe_settings() -> str:
         docs, defaults = field_docs(inner), inner().model_dump(mode="json")
         for name, default in defaults.items():
             shown = "null" if default is None else str(default).lower() if isinstance(default, bool) else default
-            lines.append(f"  --{room}.{name.replace('_', '-')} ({shown})")
+            words = [word for word in get_args(inner.model_fields[name].annotation) if isinstance(word, str)]
+            choice = f"; one of {', '.join(words)}" if words else ""
+            lines.append(f"  --{room}.{name.replace('_', '-')} ({shown}{choice})")
             lines.append(f"      {docs[name]}")
     return "\n".join(lines)
 
@@ -108,9 +132,22 @@ def train_from_arguments(arguments: list[str]) -> int:
 
     if options.dry_run:
         return dry_run(config)
+    if options.out == "":
+        raise UsageError("--out is empty; give a folder, or leave it out")
     folder = RunFolder(options.out or f"runs/{config.name}")
-    asked = config if options.preset or options.config or overrides else None
-    return run_training(config, asked, folder, options.resume, options.init_from)
+    whole = config if options.preset or options.config else None  # else a run that is resumed is asked for these alone
+    return run_training(config, Asked(whole, overrides), folder, options.resume, options.init_from)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says of a run's config, to be compared with that of a run that is resumed."""
+
+    whole: RunConfig | None
+    overrides: dict[str, Any]
+
+    def apply(self, saved: RunConfig) -> RunConfig:
+        return self.whole or saved.override(self.overrides)
 
 
 def resolve_config(preset: str | None, file: str | None, overrides: dict[str, Any]) -> RunConfig:
@@ -126,9 +163,7 @@ def resolve_config(preset: str | None, file: str | None, overrides: dict[str, An
     return base.override(overrides)
 
 
-def run_training(
-    config: RunConfig, asked: RunConfig | None, folder: Any, resume_from: str | None, init_from: str | None
-) -> int:
+def run_training(config: RunConfig, asked: Asked, folder: Any, resume_from: str | None, init_from: str | None) -> int:
     from some_moe.train.distributed import Team
     from some_moe.train.stopping import TrainingStoppedError
 
@@ -143,7 +178,7 @@ def run_training(
 
 
 def run_in_team(
-    team: Any, config: RunConfig, asked: RunConfig | None, folder: Any, resume_from: str | None, init_from: str | None
+    team: Any, config: RunConfig, asked: Asked, folder: Any, resume_from: str | None, init_from: str | None
 ) -> int:
     from some_moe.train.display import Display, choose_display
     from some_moe.train.loop import resume, start, train
@@ -181,14 +216,16 @@ def run_in_team(
     return report(folder, train(trainer))
 
 
-def refuse_other_config(folder: Any, asked: RunConfig | None) -> None:
+def refuse_other_config(folder: Any, asked: Asked) -> None:
     """A resumed run keeps its config: name what the command line would change."""
     from some_moe.train.jobs import list_differences
 
-    differing = [] if asked is None else list_differences(folder.read_config(), asked)
+    saved = folder.read_config()
+    differing = list_differences(saved, asked.apply(saved))
     if differing:
         raise ConfigError(
-            f"{str(folder)!r} was started with another config: {', '.join(differing)}; resume it without these settings"
+            f"{str(folder)!r} was started with another config: {', '.join(differing)}; resume it without these "
+            "settings, or begin a new run with its weights by --init-from"
         )
 
 
@@ -311,10 +348,12 @@ def generate_text(arguments: list[str]) -> int:
         ("--top-p", options.top_p, 0 < options.top_p <= 1, "use more than 0 and at most 1"),
         ("--max-tokens", options.max_tokens, options.max_tokens > 0, "use 1 or more"),
         ("--count", options.count, options.count > 0, "use 1 or more"),
-        ("--seed", options.seed, options.seed >= 0, "use 0 or more"),
+        ("--seed", options.seed, 0 <= options.seed < 2**62, "use 0 to 2**62 - 1"),
     ):
         if not good:
             raise UsageError(f"{name} {value} is out of range; {cure}")
+    if not is_text(options.prompt):
+        raise UsageError("--prompt is not UTF-8; convert it")
 
     from some_moe.train.runs import default_device, load
     from some_moe.train.sampling import stream_text

@@ -82,7 +82,11 @@ def _generator_digest(config: DataConfig) -> str | None:
 def _encode(corpus: Corpus, config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None) -> Dataset:
     for split in SPLITS:
         if not getattr(corpus, split):
-            raise ConfigError(f"data.source {config.source!r} leaves no {split} story; give it more documents")
+            found = sum(len(getattr(corpus, one)) for one in SPLITS)
+            raise ConfigError(
+                f"data.source {config.source!r} leaves no {split} story: it has {found} documents; give it more, or "
+                "say where they end by data.separator, such as '\\n' for one a line (blank lines are the default)"
+            )
     tokenizer = tokenizer or Tokenizer.train(corpus.train, vocab_size)
     splits = {split: encode_rows(getattr(corpus, split), tokenizer, config.seq_len) for split in SPLITS}
     total = hashlib.sha256()

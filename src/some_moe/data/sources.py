@@ -88,7 +88,7 @@ def read_documents(path: Path, config: DataConfig) -> list[str]:
     """Read one file's documents, stripped of outer white space; empty ones are left out."""
     reader = READERS.get(path.suffix)
     if reader is None:
-        raise ConfigError(f"data.source {path.name!r} ends in {path.suffix!r}; supported are {', '.join(READERS)}")
+        raise ConfigError(f"data.source {str(path)!r} ends in {path.suffix!r}; supported are {', '.join(READERS)}")
     documents = _strip(reader(path, config))
     if not documents:
         raise ConfigError(f"data.source {str(path)!r} holds no text; give a file with at least one document")
@@ -101,7 +101,7 @@ def _strip(documents: Iterable[str]) -> list[str]:
 
 def _read_text(path: Path) -> str:
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"data.source {str(path)!r} is not UTF-8 text (byte {error.start}); convert it or give another file"
@@ -115,7 +115,7 @@ def _read_txt(path: Path, config: DataConfig) -> Iterator[str]:
     """Documents end at data.separator; by default at <|endoftext|> where that occurs, else at blank lines."""
     text = _read_text(path)
     if config.separator:
-        yield from text.split(config.separator)
+        yield from text.split(config.separator.replace("\\n", "\n").replace("\\t", "\t"))  # as a shell leaves them
     elif END_OF_TEXT in text:
         yield from text.split(END_OF_TEXT)
     else:

@@ -50,12 +50,17 @@ def max_load(counts: Tensor) -> float:
 
 
 def gate_entropy_nats(gates: Tensor, mask: Tensor | None = None) -> float:
-    """Mean entropy of the gate weights (…, K) of a token, in nats: ln K when the chosen count alike."""
+    """Mean entropy of the gate weights (…, K) of a token, in nats: ln K when the chosen count alike.
+
+    Of their shares: a single expert's gate is less than 1, and leaves no choice all the same.
+    """
     if mask is not None:
         gates = gates[mask.to(torch.bool)]
     if gates.numel() == 0:
         return 0.0
-    return float(torch.special.entr(gates.double()).sum(-1).mean())
+    gates = gates.double()
+    shares = gates / gates.sum(-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).tiny)
+    return float(torch.special.entr(shares).sum(-1).mean())
 
 
 def hash_counts(ids: Tensor, num_experts: int, top_k: int, mask: Tensor | None = None, seed: int = 0) -> Tensor:

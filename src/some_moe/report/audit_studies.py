@@ -26,7 +26,7 @@ from some_moe.report.audit_cells import (
 from some_moe.report.audit_evidence import Evidence, Length
 from some_moe.report.card import list_changes
 from some_moe.report.published import Comparison, Point, compare_experiment
-from some_moe.report.published_tables import ABSENT, Cell, make_sheet, show_difference, show_number, show_spread
+from some_moe.report.published_tables import ABSENT, Cell, make_sheet, show_difference, show_spread
 
 # --- what had to be assumed -----------------------------------------------------------------------------------
 
@@ -81,17 +81,15 @@ PAIRS = (
     ("A4", "A1"), ("A4", "A2"), ("A5", "A3"),
 )  # fmt: skip
 """The differences from which the reports draw conclusions."""
-REFERENCE = ("A1", "A4", "A6")  # whose seeds speak for a pair that was run once
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs whose difference is asked for, and how far seeds of one run lie apart."""
+    """Two runs whose difference is asked for, and how far single seeds of one run lie from their mean."""
 
     later: Comparison
     base: Comparison
     deviation: float | None
-    seeds_of: str  # the runs whose seeds gave the deviation
 
     @property
     def published(self) -> Decimal | None:
@@ -103,42 +101,44 @@ class Pair:
         later, base = padded_loss(self.later), padded_loss(self.base)
         return None if later is None or base is None else later.mean - base.mean
 
-    def compare(self, difference: float | Decimal | None) -> str:
-        """How many standard deviations a difference is."""
-        return f"{abs(float(difference)) / self.deviation:.1f}" if difference is not None and self.deviation else ABSENT
+    def compare(self, difference: float | Decimal | None, later_seeds: int, base_seeds: int) -> str:
+        """A difference between means over so many seeds, in its standard errors."""
+        if difference is None or not self.deviation:
+            return ABSENT
+        return f"{abs(float(difference)) / (self.deviation * math.sqrt(1 / later_seeds + 1 / base_seeds)):.1f}"
 
 
-def pool(runs: Sequence[Comparison]) -> tuple[float | None, str]:
-    """The standard deviation between seeds of one run, pooled over runs with several; and the names of these."""
-    several = [(run.name, loss) for run in runs if (loss := padded_loss(run)) is not None and len(loss.values) > 1]
-    degrees = sum(len(loss.values) - 1 for _, loss in several)
-    squares = sum((len(loss.values) - 1) * (loss.stdev or 0.0) ** 2 for _, loss in several)
-    return (math.sqrt(squares / degrees) if degrees else None), ", ".join(name for name, _ in several) or ABSENT
+def pool(runs: Sequence[Comparison]) -> tuple[float | None, int]:
+    """The standard deviation between seeds of one run, pooled over runs with several; and its degrees of freedom."""
+    several = [loss for run in runs if (loss := padded_loss(run)) is not None and len(loss.values) > 1]
+    degrees = sum(len(loss.values) - 1 for loss in several)
+    squares = sum((len(loss.values) - 1) * (loss.stdev or 0.0) ** 2 for loss in several)
+    return (math.sqrt(squares / degrees) if degrees else None), degrees
 
 
 def make_spread(evidence: Evidence) -> AuditTable:
     """Differences from which the reports conclude, beside the spread between seeds."""
     runs, missing = evidence.part(dict.fromkeys(name for pair in PAIRS for name in pair))
     by_name = {run.name: run for run in runs}
-    pairs = []
-    for later, base in PAIRS:
-        if later in by_name and base in by_name:
-            own = pool((by_name[base], by_name[later]))
-            deviation, seeds_of = own if own[0] is not None else pool(evidence.part(REFERENCE)[0])
-            pairs.append(Pair(by_name[later], by_name[base], deviation, seeds_of))
+    every, _ = evidence.part(dict.fromkeys(result.experiment.name for result in evidence.results))
+    deviation, degrees = pool(every)
+    pairs = [Pair(by_name[a], by_name[b], deviation) for a, b in PAIRS if a in by_name and b in by_name]
 
     def sign(value: float | Decimal | None) -> str:
         return ABSENT if value is None else f"{value:+.4f}"
 
+    def count(pair: Pair) -> tuple[int, int]:
+        return len(pair.later.results), len(pair.base.results)
+
+    spread = ABSENT if deviation is None else f"{deviation:.4f} ({degrees})"
     cells = (
         Cell[Pair]("runs", lambda pair: f"{pair.later.name} − {pair.base.name}", numeric=False, names=True),
         Cell[Pair]("published difference", lambda pair: sign(pair.published)),
         Cell[Pair]("measured difference", lambda pair: sign(pair.measured)),
-        Cell[Pair]("deviation between seeds", lambda pair: show_number(pair.deviation, 4)),
-        Cell[Pair]("deviation of", lambda pair: pair.seeds_of, numeric=False),
-        Cell[Pair]("published ÷ deviation", lambda pair: pair.compare(pair.published)),
-        Cell[Pair]("measured ÷ deviation", lambda pair: pair.compare(pair.measured)),
-        Cell[Pair]("seeds", lambda pair: f"{len(pair.later.results)} and {len(pair.base.results)}", names=True),
+        Cell[Pair]("deviation between seeds (degrees of freedom)", lambda _: spread),
+        Cell[Pair]("published, in standard errors", lambda pair: pair.compare(pair.published, 1, 1)),
+        Cell[Pair]("measured, in standard errors", lambda pair: pair.compare(pair.measured, *count(pair))),
+        Cell[Pair]("seeds", lambda pair: "{} and {}".format(*count(pair)), names=True),
     )
     return AuditTable(make_sheet("", cells, pairs), missing, list_departures(runs))
 

@@ -167,6 +167,7 @@ def evaluate(
             output = forward(model, batch, config, step, score=True, sums=adapt)
         tally.add(batch, output)
         if adapt:
-            model.gravity_step(output.routings, step, total_steps=len(batches))
+            # A pull that changes during a run has its last strength: the run is over.
+            model.gravity_step(output.routings, step + 1, total_steps=1)
     tally.add_up(team)
     return tally.result()

@@ -39,7 +39,7 @@ def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
         if digest is None or find_digest(job, folder) in (digest, None):
             return
         made_by = f"other data called {hide_place(job.config.data.source)!r}"
-    raise ConfigError(f"{str(path)!r} is of {made_by}; choose another --results, or move it away")
+    raise ConfigError(f"{str(path)!r} is of {made_by}; choose another folder with --results")
 
 
 def find_digest(job: Job, folder: RunFolder) -> str | None:

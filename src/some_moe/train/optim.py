@@ -9,7 +9,7 @@ from some_moe.config import TrainConfig
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW over the trained parameters, in the order of their names, in groups with and without decay."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    decays = [config.decay_on == "all" or p.dim() >= 2 for _, p in trained]
+    decays = [config.decay_on == "all" or is_matrix(name, p) for name, p in trained]
     groups = [
         {
             "params": [p for (_, p), d in zip(trained, decays, strict=True) if d is decayed],
@@ -28,6 +28,11 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         fused=True,
         capturable=on_gpu,
     )
+
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter holds matrices: biases and gains do not, though those of a library are stacked."""
+    return parameter.dim() >= 2 and not name.endswith(("bias", "gain"))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

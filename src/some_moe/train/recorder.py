@@ -71,6 +71,8 @@ class RunFolder:
 
     def refuse_if_used(self) -> None:
         """A folder with something in it is never written over."""
+        if self.path.is_file():
+            raise ConfigError(f"the output folder {str(self.path)!r} is a file; choose another with --out")
         if not self.is_free():
             raise ConfigError(
                 f"the output folder {str(self.path)!r} is not empty; continue it with --resume auto, or choose another "
