@@ -107,10 +107,9 @@ def analyze_guilds(
             f"level {level} is finer than {effort.num_shuffles} shuffles can tell; give at least {finest}"
         )
     step = collection.meta.get("step")
-    try:
-        run = _open(run_path, "best" if step is None else f"step-{step}", device)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; if it is still training, the one that was analysed is gone: begin again") from None
+    if step is not None and not (Path(run_path) / "checkpoints" / f"step-{step}").exists():
+        raise ConfigError(f"{str(run_path)!r} went on training and no longer has step {step}; analyse it again")
+    run = _open(run_path, "best" if step is None else f"step-{step}", device)
     other = None if control is None else _open(control, "best", device)
     if other is not None and other.tokenizer.to_json() != run.tokenizer.to_json():
         raise ConfigError(f"the control {str(control)!r} has another tokenizer; give a run on the same data")

@@ -42,9 +42,8 @@ def nearest_kernel(
     out = (row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * K
     for k in tl.static_range(K):
         value, place = tl.max(left, 1, return_indices=True)
-        best = tl.minimum(
-            place + tl.program_id(1) * BE, E - 1
-        )  # among scores that are no numbers any place may be found
+        # Among scores that are no numbers any place may be found, beyond the last expert too.
+        best = tl.minimum(place + tl.program_id(1) * BE, E - 1)
         hit = expert[None, :] == best[:, None]
         tl.store(experts + out + k, best.to(tl.int64), mask=exists)
         tl.store(biased + out + k, value, mask=exists)
