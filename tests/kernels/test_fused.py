@@ -96,7 +96,7 @@ def test_all_tokens_on_one_expert_and_others_empty(kernel: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "d", "f", "num_experts", "top_k"), [(4000, 384, 1024, 8, 4), (3000, 104, 384, 16, 2)])
-def test_taking_turns_gives_the_same_bits(
+def test_taking_turns_equals_float64_and_the_plain_kernels(
     n: int, d: int, f: int, num_experts: int, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from some_moe.kernels import fused, pingpong
@@ -107,11 +107,13 @@ def test_taking_turns_gives_the_same_bits(
     if torch.cuda.get_device_capability(x.device)[0] != 9:
         pytest.skip("not a Hopper GPU")
     assert pingpong.can_take_turns(x, fused.choose_plan(x.dtype, n * top_k, num_experts).m, f)
+    assert_close("triton", n, d, f, experts, num_experts, torch.bfloat16)
     arguments: Any = (x, experts, torch.rand(n, top_k, device="cuda"), weights, back)
-    found = run("triton", *arguments)
+    found, again = run("triton", *arguments), run("triton", *arguments)
     monkeypatch.setattr(pingpong, "can_take_turns", lambda *_: False)
-    for left, right in zip(found, run("triton", *arguments), strict=True):
-        assert torch.equal(left, right)
+    for left, same, right in zip(found, again, run("triton", *arguments), strict=True):
+        assert torch.equal(left, same)
+        assert (left.double() - right.double()).norm() <= 4e-3 * right.double().norm()
 
 
 def test_the_same_bits_every_time() -> None:

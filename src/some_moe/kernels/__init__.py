@@ -26,6 +26,7 @@ __all__ = [
     "activate",
     "choose_kernel",
     "fits_graph",
+    "gelu_network",
     "has_triton",
     "linear_gelu",
     "makes_bf16",
@@ -73,6 +74,17 @@ def linear_gelu(x: Tensor, layer: nn.Linear) -> Tensor:
     from some_moe.kernels.gelu import gelu
 
     y: Tensor = gelu(F.linear(x, layer.weight, layer.bias.detach()), layer.bias)
+    return y
+
+
+def gelu_network(x: Tensor, expand: nn.Linear, project: nn.Linear) -> Tensor:
+    """project(gelu(expand(x))). In bf16 on a GPU and for many rows, GELU is part of the products beside it."""
+    if makes_bf16(x):
+        from some_moe.kernels import network
+
+        if network.can_run(x, expand.weight):
+            return network.run(x, expand.weight, expand.bias, project.weight, project.bias)
+    y: Tensor = project(linear_gelu(x, expand))
     return y
 
 

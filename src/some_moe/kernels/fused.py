@@ -6,7 +6,7 @@ sum). Backward makes dX and the gate gradient, and no gradient of a weight: `spr
 and the weighted gradient to the rows) → `down_backward_kernel` (product, times the slope) → `up_backward_kernel` →
 `mix_kernel` (sum). Kept for it: the slopes (P, F) and the experts' outputs (P, D). bf16 in, fp32 sums, no atomics.
 
-On Hopper the two products with long endings are those of `pingpong`, which are faster and the same.
+On Hopper the two products with long endings are those of `pingpong`, which are faster.
 """
 
 import weakref
@@ -127,7 +127,10 @@ _DESCRIPTORS: dict[tuple[Any, ...], Any] = {}
 
 
 def _describe_stack(stack: Tensor, rows: int, columns: int, describe: Callable[..., Any] = _describe) -> Any:
-    """A stack as one matrix. Frozen weights stay where they are: described once, and forgotten when they are freed."""
+    """A stack as one matrix. Frozen weights stay where they are: described once, and forgotten when they are freed.
+    What is one matrix is trained, and described anew: tomorrow something else may lie there."""
+    if stack.dim() == 2:
+        return describe(stack, rows, columns)
     key = stack.data_ptr(), stack.shape, stack.dtype, rows, columns, describe
     found = _DESCRIPTORS.get(key)
     if found is None:
@@ -142,19 +145,20 @@ class Tiles:
     """What every product works on: which expert each tile of m rows has, and how many tiles are in use."""
 
     m: int
-    expert: Tensor  # (at most T,) int32
-    used: Tensor  # () int32, on the device
+    expert: Tensor | None  # (at most T,) int32; None: there is but one expert
+    used: Tensor | int  # () int32, on the device; a number where there is but one expert
+    device: torch.device
+
+    @property
+    def most(self) -> int:
+        return len(self.expert) if self.expert is not None else int(self.used)
 
 
 def _launch(
     kernel: Any, blocks: Blocks, width: int, tiles: Tiles, *arguments: Any, stays: bool = True, **sizes: Any
 ) -> None:
     """Launch one of the four matrix kernels over `width` columns; stays: its programs take one block after another."""
-    grid = (
-        (_programs(tiles, width, blocks.n, blocks.programs),)
-        if stays
-        else (ceil_div(width, blocks.n), len(tiles.expert))
-    )
+    grid = (_programs(tiles, width, blocks.n, blocks.programs),) if stays else (ceil_div(width, blocks.n), tiles.most)
     kernel[grid](
         *arguments, tiles.expert, tiles.used, **sizes, BM=tiles.m, BN=blocks.n, BK=blocks.k,
         num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
@@ -163,7 +167,7 @@ def _launch(
 
 def _programs(tiles: Tiles, width: int, n: int, on_each: int = 1) -> int:
     """Programs that stay: so many on each multiprocessor, and never more than there are blocks of n columns."""
-    return min(ceil_div(width, n) * len(tiles.expert), on_each * _multiprocessors(tiles.used.device))
+    return min(ceil_div(width, n) * tiles.most, on_each * _multiprocessors(tiles.device))
 
 
 @cache
@@ -171,9 +175,9 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _precision(dtype: torch.dtype) -> str:
-    """Full float32 products for float32 weights; those of bf16 are exact in float32 sums anyway."""
-    return "ieee" if dtype == torch.float32 else "tf32"
+def size_up(up: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """What the products must know of up (…, F, D). Full float32 for float32; sums of bf16 are exact in it anyway."""
+    return {"D": up.shape[-1], "F": up.shape[-2], "PRECISION": "ieee" if dtype == torch.float32 else "tf32"}
 
 
 def _per_token(kernel: Any, *arguments: Any, num_tokens: int, top_k: int, d: int) -> None:
@@ -183,16 +187,16 @@ def _per_token(kernel: Any, *arguments: Any, num_tokens: int, top_k: int, d: int
     kernel[(ceil_div(num_tokens, block),)](*arguments, num_tokens, K=top_k, D=d, BLOCK=block, BD=padded)
 
 
-def _multiply_up(
+def multiply_up(
     spread: Tensor, up: Tensor, up_bias: Tensor, hidden: Tensor, slope: Tensor, tiles: Tiles, plan: Plan,
     sizes: dict[str, Any],
 ) -> None:  # fmt: skip
+    """hidden and slope of the rows `spread`, in an order of slopes that `multiply_down_backward` knows."""
     d, f = sizes["D"], sizes["F"]
     m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
     if pingpong.can_take_turns(spread, plan.m, f):
         source, weights = pingpong.describe(spread, m, k), _describe_stack(up, n, k, pingpong.describe)
-        targets = pingpong.describe(hidden, m, n // 2), pingpong.describe(slope, m, n // 2)
-        arguments = source, weights, up_bias, *targets, tiles.expert, tiles.used
+        arguments = source, weights, up_bias, pingpong.describe(hidden, m, n // 2), slope, tiles.expert, tiles.used
         pingpong.launch(pingpong.up_kernel, _programs(tiles, f, n), *arguments, d=d, f=f)
         return
     b = fit(plan.up, f)
@@ -201,15 +205,15 @@ def _multiply_up(
     _launch(kernels.up_kernel, b, f, tiles, source, weights, up_bias, *targets, **sizes)
 
 
-def _multiply_down_backward(
+def multiply_down_backward(
     spread: Tensor, down: Tensor, slope: Tensor, grad_pre: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
 ) -> None:
+    """grad_pre of the gradients `spread`."""
     d, f = sizes["D"], sizes["F"]
     m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
     if pingpong.can_take_turns(spread, plan.m, f):
         source, weights = pingpong.describe(spread, m, k), _describe_stack(down, k, n, pingpong.describe)
-        targets = pingpong.describe(slope, m, n), pingpong.describe(grad_pre, m, n // 2)
-        arguments = source, weights, *targets, tiles.expert, tiles.used
+        arguments = source, weights, slope, pingpong.describe(grad_pre, m, n // 2), tiles.expert, tiles.used
         pingpong.launch(pingpong.down_backward_kernel, _programs(tiles, f, n), *arguments, d=d, f=f)
         return
     b = fit(plan.down_backward, f)
@@ -229,14 +233,14 @@ def run_forward(
     plan = choose_plan(x.dtype, num_tokens * top_k, num_experts)
     m = plan.m
     placed = place_slots(experts, num_experts, m)
-    tiles = Tiles(m, placed.tile_expert, placed.num_tiles)
+    tiles = Tiles(m, placed.tile_expert, placed.num_tiles, x.device)
     size = count_rows(num_tokens * top_k, num_experts)
-    sizes: dict[str, Any] = {"D": d, "F": f, "PRECISION": _precision(x.dtype)}
+    sizes = size_up(up, x.dtype)
     tokens: dict[str, int] = {"num_tokens": num_tokens, "top_k": top_k, "d": d}
     spread, hidden, rows = (x.new_empty(size, width) for width in (d, f, d))
     slope = x.new_empty(size, f, dtype=slope_dtype(x.dtype, f))
     _per_token(kernels.spread_kernel, x, placed.row, spread, **tokens)
-    _multiply_up(spread, up, up_bias, hidden, slope, tiles, plan, sizes)
+    multiply_up(spread, up, up_bias, hidden, slope, tiles, plan, sizes)
     b = fit(plan.down, d)
     source, weights = _describe(hidden, m, b.k), _describe_stack(down, b.n, b.k)
     _launch(kernels.down_kernel, b, d, tiles, source, weights, down_bias, _describe(rows, m, b.n // 2), **sizes)
@@ -251,16 +255,16 @@ def run_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of x (N, D) and of the gates (N, K)."""
     num_tokens, top_k = gates.shape
-    num_experts, f, d = up.shape
+    num_experts, _, d = up.shape
     plan = choose_plan(grad_y.dtype, num_tokens * top_k, num_experts)
     m = plan.m
-    tiles = Tiles(m, tile_expert, num_tiles)
-    sizes: dict[str, Any] = {"D": d, "F": f, "PRECISION": _precision(rows.dtype)}
+    tiles = Tiles(m, tile_expert, num_tiles, grad_y.device)
+    sizes = size_up(up, rows.dtype)
     tokens: dict[str, int] = {"num_tokens": num_tokens, "top_k": top_k, "d": d}
     spread, grad_pre, grad_spread = torch.empty_like(rows), rows.new_empty(slope.shape), torch.empty_like(rows)
     grad_x, grad_gates = torch.empty_like(grad_y), torch.empty_like(gates)
     _per_token(kernels.spread_backward_kernel, grad_y, row, gates, rows, spread, grad_gates, **tokens)
-    _multiply_down_backward(spread, down, slope, grad_pre, tiles, plan, sizes)
+    multiply_down_backward(spread, down, slope, grad_pre, tiles, plan, sizes)
     b = fit(plan.up_backward, d)
     source, weights = _describe(grad_pre, m, b.k), _describe_stack(up, b.k, b.n)
     _launch(kernels.up_backward_kernel, b, d, tiles, source, weights, _describe(grad_spread, m, b.n // 2), **sizes)

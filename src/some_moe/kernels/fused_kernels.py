@@ -77,6 +77,26 @@ def halves(tile, BM: tl.constexpr, BN: tl.constexpr):
     return tl.split(tl.permute(tl.reshape(tile, (BM, 2, BN // 2)), (0, 2, 1)))
 
 
+@triton.jit
+def count_tiles(num_tiles, tile_expert):
+    """How many tiles are in use; without a table of their experts it is known beforehand."""
+    if tile_expert is None:
+        number = num_tiles
+    else:
+        number = tl.load(num_tiles)
+    return number
+
+
+@triton.jit
+def find_expert(tile_expert, tile):
+    """A tile's expert; without a table there is but one."""
+    if tile_expert is None:
+        expert = tile * 0
+    else:
+        expert = tl.load(tile_expert + tile)
+    return expert
+
+
 # The products' programs stay: each takes one block of columns of a tile after the other, and while it finishes one
 # (`flatten`), the copy engine fetches the beginning of the next.
 
@@ -88,9 +108,11 @@ def up_kernel(
 ):  # fmt: skip
     """hidden = gelu(pre) and slope = gelu′(pre), both (P, F), of pre = spread @ upᵀ + bias."""
     COLUMNS: tl.constexpr = (F + BN - 1) // BN
-    for job in tl.range(tl.program_id(0), tl.load(num_tiles) * COLUMNS, tl.num_programs(0), flatten=True):
+    for job in tl.range(
+        tl.program_id(0), count_tiles(num_tiles, tile_expert) * COLUMNS, tl.num_programs(0), flatten=True
+    ):
         first, column = job // COLUMNS * BM, job % COLUMNS * BN
-        expert = tl.load(tile_expert + job // COLUMNS)
+        expert = find_expert(tile_expert, job // COLUMNS)
         acc = product(spread, up, first, expert * F, column, D, BM, BN, BK, True, PRECISION)
         columns = column + tl.arange(0, BN)
         acc += tl.load(up_bias + expert * F + columns, mask=columns < F, other=0.0).to(tl.float32)[None, :]
@@ -148,9 +170,11 @@ def down_kernel(
 ):  # fmt: skip
     """rows (P, D) = hidden @ downᵀ + bias."""
     COLUMNS: tl.constexpr = (D + BN - 1) // BN
-    for job in tl.range(tl.program_id(0), tl.load(num_tiles) * COLUMNS, tl.num_programs(0), flatten=True):
+    for job in tl.range(
+        tl.program_id(0), count_tiles(num_tiles, tile_expert) * COLUMNS, tl.num_programs(0), flatten=True
+    ):
         first, column = job // COLUMNS * BM, job % COLUMNS * BN
-        expert = tl.load(tile_expert + job // COLUMNS)
+        expert = find_expert(tile_expert, job // COLUMNS)
         acc = product(hidden, down, first, expert * D, column, F, BM, BN, BK, True, PRECISION)
         columns = column + tl.arange(0, BN)
         acc += tl.load(down_bias + expert * D + columns, mask=columns < D, other=0.0).to(tl.float32)[None, :]
@@ -212,9 +236,9 @@ def down_backward_kernel(
     """grad_pre (P, F) = (grad_rows @ down) · slope. One block a program: fetching slopes takes the room that a longer
     life would need."""
     n, tile = tl.program_id(0), tl.program_id(1)
-    if tile >= tl.load(num_tiles):
+    if tile >= count_tiles(num_tiles, tile_expert):
         return
-    expert = tl.load(tile_expert + tile)
+    expert = find_expert(tile_expert, tile)
     acc = product(grad_rows, down, tile * BM, expert * D, n * BN, D, BM, BN, BK, False, PRECISION)
     grad = acc * unpack_slope(slope.load([tile * BM, n * BN]))
     grad_pre.store([tile * BM, n * BN], grad.to(grad_pre.dtype))
@@ -227,9 +251,11 @@ def up_backward_kernel(
 ):  # fmt: skip
     """grad_spread (P, D) = grad_pre @ up: what `mix_kernel` adds up to the gradient of x."""
     COLUMNS: tl.constexpr = (D + BN - 1) // BN
-    for job in tl.range(tl.program_id(0), tl.load(num_tiles) * COLUMNS, tl.num_programs(0), flatten=True):
+    for job in tl.range(
+        tl.program_id(0), count_tiles(num_tiles, tile_expert) * COLUMNS, tl.num_programs(0), flatten=True
+    ):
         first, column = job // COLUMNS * BM, job % COLUMNS * BN
-        expert = tl.load(tile_expert + job // COLUMNS)
+        expert = find_expert(tile_expert, job // COLUMNS)
         acc = product(grad_pre, up, first, expert * F, column, F, BM, BN, BK, False, PRECISION)
         left, right = halves(acc, BM, BN)
         grad_spread.store([first, column], left.to(grad_spread.dtype))

@@ -2,9 +2,10 @@
 
 A program has three parts. One warp brings blocks by the copy engine into a ring of stages. Two groups of four warps
 take the tiles by turns: while one multiplies, the other applies GELU or slopes to its sums and stores them. So the
-tensor cores wait for nobody's arithmetic. The results have the same bits as those of `fused_kernels`.
+tensor cores wait for nobody's arithmetic. Slopes do not pass through shared memory: each thread stores its own side by
+side, and the same thread of the kernel that goes back loads them. GELU is that of `gelu_pairs`.
 
-Shapes as there: P rows in tiles of BM of one expert, D model width, F hidden width.
+Shapes as in `fused_kernels`: P rows in tiles of BM of one expert, D model width, F hidden width.
 """
 
 from typing import Any
@@ -22,16 +23,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from some_moe.kernels import fused_kernels
+from some_moe.kernels import fused_kernels, gelu_pairs
 
-ROWS, COLUMNS, INNER = 128, 128, 64  # of a tile, of a block, and of a step: what leaves room for five stages
-STAGES, REGISTERS = 5, 232
-TYPES = {torch.bfloat16: gl.bfloat16, torch.uint8: gl.uint8}
+ROWS, COLUMNS, INNER = 128, 128, 64  # of a tile, of a block, and of a step: what leaves room for six stages
+STAGES, REGISTERS = 6, 232
 BRINGING_REGISTERS = gl.constexpr(40)  # what the bringing warp needs; the others share the rest
 halves = gluon.jit(fused_kernels.halves.fn)
-gelu_parts = gluon.jit(fused_kernels.gelu_parts.fn)
-pack_slope = gluon.jit(fused_kernels.pack_slope.fn)
 unpack_slope = gluon.jit(fused_kernels.unpack_slope.fn)
+count_tiles = gluon.jit(fused_kernels.count_tiles.fn)
+find_expert = gluon.jit(fused_kernels.find_expert.fn)
+ASSEMBLY = gl.constexpr(gelu_pairs.ASSEMBLY)
+OPERANDS = gl.constexpr(gelu_pairs.OPERANDS)
+AT_ONCE = gl.constexpr(gelu_pairs.AT_ONCE)
 
 
 @gluon.jit
@@ -54,8 +57,8 @@ def bring(
     full and empty have a barrier a stage: its blocks have come; its blocks are used up.
     """
     step = gl.to_tensor(0)
-    for job in range(gl.program_id(0), gl.load(num_tiles) * COLUMNS, gl.num_programs(0)):
-        expert = gl.load(tile_expert + job // COLUMNS)
+    for job in range(gl.program_id(0), count_tiles(num_tiles, tile_expert) * COLUMNS, gl.num_programs(0)):
+        expert = find_expert(tile_expert, job // COLUMNS)
         first, column = job // COLUMNS * BM, job % COLUMNS * BN
         for k in range(0, INNER, BK):
             stage, lap = step % STAGES, step // STAGES
@@ -99,22 +102,45 @@ def multiply(
 
 
 @gluon.jit
-def activate(pre, hidden, slope, hidden_room, slope_room, first, column):
-    """Store gelu(pre) and gelu′(pre) of half a tile."""
-    cdf, pdf = gelu_parts(pre, False)
-    high = (pre * cdf).to(hidden.dtype)
-    steep = pack_slope(cdf + pre * pdf, slope.dtype)
+def slopes_of(slope, job, SIZE: gl.constexpr):
+    """Where the slopes of a job's tile begin."""
+    return slope + job.to(gl.int64) * SIZE
+
+
+@gluon.jit
+def line_up(tile, BM: gl.constexpr, BN: gl.constexpr):
+    """A tile's numbers in a line as the threads have them: 16 of one thread, 16 of its neighbour, and so on.
+
+    A warp has rows 16·warp + 8·i + lane // 4 (and 64 more) and columns 8·j + lane % 4 · 2 (and the next).
+    """
+    bits = gl.reshape(tile, (BM // 64, 4, 2, 8, BN // 32, 2, 2, 4, 2))
+    return gl.reshape(gl.permute(bits, (1, 0, 4, 3, 7, 5, 6, 2, 8)), (BM * BN,))
+
+
+@gluon.jit
+def line_back(line, BM: gl.constexpr, BN: gl.constexpr):
+    """The tile (BM, BN) that `line_up` made a line of."""
+    bits = gl.reshape(line, (4, BM // 64, BN // 32, 8, 4, 2, 2, 2, 2))
+    return gl.reshape(gl.permute(bits, (1, 0, 7, 3, 2, 5, 6, 4, 8)), (BM, BN))
+
+
+@gluon.jit
+def activate(sums, bias, hidden, hidden_room, slope, first, column, BM: gl.constexpr, BN: gl.constexpr):
+    """Store gelu(sums + bias) and gelu′ of it of half a tile."""
+    high, steep = gl.inline_asm_elementwise(
+        ASSEMBLY, OPERANDS, [sums, bias], (gl.bfloat16, gl.uint8), is_pure=True, pack=AT_ONCE
+    )
     tma.store_wait(0)  # the half before has left its room
     hidden_room.store(high)
-    slope_room.store(steep)
+    line = line_up(steep, BM, BN)
+    gl.store(slope + gl.arange(0, BM * BN, layout=line.type.layout), line)
     fence_async_shared()
     tma.async_copy_shared_to_global(hidden, [first, column], hidden_room)
-    tma.async_copy_shared_to_global(slope, [first, column], slope_room)
 
 
 @gluon.jit
 def up_group(
-    a_room, b_room, full, empty, order, hidden, slope, hidden_room, slope_room, up_bias, tile_expert, num_tiles,
+    a_room, b_room, full, empty, order, hidden, slope, hidden_room, up_bias, tile_expert, num_tiles,
     WHO: gl.constexpr, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -122,19 +148,20 @@ def up_group(
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     COLUMNS: gl.constexpr = F // BN
     STEPS: gl.constexpr = (D + BK - 1) // BK
-    hidden_room, slope_room = hidden_room.index(WHO), slope_room.index(WHO)
+    hidden_room = hidden_room.index(WHO)
     turn = gl.to_tensor(WHO)
     programs = gl.num_programs(0)
-    for job in range(gl.program_id(0) + WHO * programs, gl.load(num_tiles) * COLUMNS, 2 * programs):
-        expert = gl.load(tile_expert + job // COLUMNS)
+    for job in range(gl.program_id(0) + WHO * programs, count_tiles(num_tiles, tile_expert) * COLUMNS, 2 * programs):
+        expert = find_expert(tile_expert, job // COLUMNS)
         first, column = job // COLUMNS * BM, job % COLUMNS * BN
         columns = column + gl.arange(0, BN, layout=gl.SliceLayout(0, LAYOUT))
         bias = gl.load(up_bias + expert * F + columns)
         acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, True, LAYOUT)
-        acc += bias.to(gl.float32)[None, :]
         left, right = halves(acc, BM, BN)
-        activate(left, hidden, slope, hidden_room, slope_room, first, column)
-        activate(right, hidden, slope, hidden_room, slope_room, first, column + BN // 2)
+        bias_left, bias_right = halves(gl.zeros((BM, BN), gl.float16, LAYOUT) + bias.to(gl.float16)[None, :], BM, BN)
+        here = slopes_of(slope, job, BM * BN)
+        activate(left, bias_left, hidden, hidden_room, here, first, column, BM, BN // 2)
+        activate(right, bias_right, hidden, hidden_room, here + BM * BN // 2, first, column + BN // 2, BM, BN // 2)
         turn += 2
     tma.store_wait(0)
 
@@ -148,17 +175,25 @@ def up_kernel(
     a_room = gl.allocate_shared_memory(spread.dtype, [STAGES, BM, BK], spread.layout)
     b_room = gl.allocate_shared_memory(up.dtype, [STAGES, BN, BK], up.layout)
     hidden_room = gl.allocate_shared_memory(hidden.dtype, [2, BM, BN // 2], hidden.layout)
-    slope_room = gl.allocate_shared_memory(slope.dtype, [2, BM, BN // 2], slope.layout)
     full, empty, order = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2)
     fence_async_shared()
     gl.warp_specialize([
-        (up_group, (a_room, b_room, full, empty, order, hidden, slope, hidden_room, slope_room, up_bias, tile_expert,
+        (up_group, (a_room, b_room, full, empty, order, hidden, slope, hidden_room, up_bias, tile_expert,
                     num_tiles, 0, D, F, BM, BN, BK, STAGES)),
-        (up_group, (a_room, b_room, full, empty, order, hidden, slope, hidden_room, slope_room, up_bias, tile_expert,
+        (up_group, (a_room, b_room, full, empty, order, hidden, slope, hidden_room, up_bias, tile_expert,
                     num_tiles, 1, D, F, BM, BN, BK, STAGES)),
         (bring, (spread, up, a_room, b_room, full, empty, tile_expert, num_tiles, F, D, F // BN, BM, BN, BK, STAGES,
                  True)),
     ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
+
+
+@gluon.jit
+def fetch(slope, LAYOUT: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
+    """Half a tile of slopes, by the threads that `activate` stored them from."""
+    half, _ = halves(gl.zeros((BM, BN), gl.uint8, LAYOUT), BM, BN)
+    line = line_up(half, BM, BN // 2)
+    found = gl.load(slope + gl.arange(0, BM * BN // 2, layout=line.type.layout))
+    return gl.convert_layout(line_back(found, BM, BN // 2), half.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -173,25 +208,22 @@ def scale(back, steep, grad_pre, grad_room, first, column):
 
 @gluon.jit
 def down_backward_group(
-    a_room, b_room, full, empty, order, slope, grad_pre, slope_room, grad_room, there, num_tiles, WHO: gl.constexpr,
+    a_room, b_room, full, empty, order, slope, grad_pre, grad_room, tile_expert, num_tiles, WHO: gl.constexpr,
     D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Every other job of this program, from number WHO on. Its slopes are fetched while it multiplies."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     COLUMNS: gl.constexpr = F // BN
     STEPS: gl.constexpr = (D + BK - 1) // BK
-    slope_room, grad_room, there = slope_room.index(WHO), grad_room.index(WHO), there.index(WHO)
+    grad_room = grad_room.index(WHO)
     turn = gl.to_tensor(WHO)
     programs = gl.num_programs(0)
-    for job in range(gl.program_id(0) + WHO * programs, gl.load(num_tiles) * COLUMNS, 2 * programs):
+    for job in range(gl.program_id(0) + WHO * programs, count_tiles(num_tiles, tile_expert) * COLUMNS, 2 * programs):
         first, column = job // COLUMNS * BM, job % COLUMNS * BN
-        mbarrier.expect(there, BM * BN)
-        tma.async_copy_global_to_shared(slope, [first, column], there, slope_room)
+        here = slopes_of(slope, job, BM * BN)
+        steep_left, steep_right = fetch(here, LAYOUT, BM, BN), fetch(here + BM * BN // 2, LAYOUT, BM, BN)
         acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, False, LAYOUT)
-        mbarrier.wait(there, (turn // 2) & 1)
-        steep = slope_room.load(LAYOUT)
         left, right = halves(acc, BM, BN)
-        steep_left, steep_right = halves(steep, BM, BN)
         scale(left, steep_left, grad_pre, grad_room, first, column)
         scale(right, steep_right, grad_pre, grad_room, first, column + BN // 2)
         turn += 2
@@ -206,15 +238,14 @@ def down_backward_kernel(
     """grad_pre (P, F) = (grad_rows @ down) · slope, slopes in bytes."""
     a_room = gl.allocate_shared_memory(grad_rows.dtype, [STAGES, BM, BK], grad_rows.layout)
     b_room = gl.allocate_shared_memory(down.dtype, [STAGES, BK, BN], down.layout)
-    slope_room = gl.allocate_shared_memory(slope.dtype, [2, BM, BN], slope.layout)
     grad_room = gl.allocate_shared_memory(grad_pre.dtype, [2, BM, BN // 2], grad_pre.layout)
-    full, empty, order, there = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2), make_barriers(2)
+    full, empty, order = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2)
     fence_async_shared()
     gl.warp_specialize([
-        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, slope_room, grad_room, there,
-                               num_tiles, 0, D, F, BM, BN, BK, STAGES)),
-        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, slope_room, grad_room, there,
-                               num_tiles, 1, D, F, BM, BN, BK, STAGES)),
+        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, grad_room,
+                               tile_expert, num_tiles, 0, D, F, BM, BN, BK, STAGES)),
+        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, grad_room,
+                               tile_expert, num_tiles, 1, D, F, BM, BN, BK, STAGES)),
         (bring, (grad_rows, down, a_room, b_room, full, empty, tile_expert, num_tiles, D, D, F // BN, BM, BN, BK,
                  STAGES, False)),
     ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
@@ -228,7 +259,7 @@ def can_take_turns(x: Tensor, rows: int, width: int) -> bool:
 
 def describe(matrix: Tensor, rows: int, columns: int) -> Any:
     """A matrix, for the copy engine to fetch blocks from or to bring them to."""
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], TYPES[matrix.dtype])
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.kernels import linear_gelu
+from some_moe.kernels import gelu_network
 from some_moe.model import gravity as gravity_rules
 from some_moe.model.experts import ExpertLibrary, make_library
 from some_moe.model.init import init_weights
@@ -27,8 +27,7 @@ class DenseFFN(nn.Module):
         self.project = nn.Linear(width, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.project(linear_gelu(x, self.expand))
-        return y
+        return gelu_network(x, self.expand, self.project)
 
 
 class FrozenDenseFFN(nn.Module):

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
-from some_moe.kernels import linear_gelu
+from some_moe.kernels import gelu_network
 
 
 class LinearQuery(nn.Module):
@@ -27,8 +27,7 @@ class MlpQuery(nn.Module):
         self.project = nn.Linear(config.query_width, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        query: Tensor = self.project(linear_gelu(x, self.expand))
-        return query
+        return gelu_network(x, self.expand, self.project)
 
 
 def make_query(config: ModelConfig) -> nn.Module:

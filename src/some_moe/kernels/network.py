@@ -1,0 +1,83 @@
+"""A trained network d → hidden → d with GELU on a GPU: the products beside GELU are those of the frozen experts.
+
+So GELU costs no pass of its own either way. Forward keeps its slopes, in bytes, instead of the product's sums.
+Shapes: N rows, D width, F hidden width, P = N rounded up to whole tiles.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from some_moe.kernels import fused
+
+FEWEST_ROWS = 1024  # below, torch's own product and a pass for GELU are as good
+
+
+def can_run(x: Tensor, up: Tensor) -> bool:
+    """Whether rows are enough, and whether the copy engine takes them: in multiples of 16 bytes."""
+    return x.shape[:-1].numel() >= FEWEST_ROWS and up.shape[0] % 16 == 0 and up.shape[1] % 8 == 0
+
+
+def _tiles(x: Tensor) -> tuple[fused.Tiles, fused.Plan]:
+    plan = fused.choose_plan(x.dtype, len(x), 1)
+    return fused.Tiles(plan.m, None, fused.ceil_div(len(x), plan.m), x.device), plan
+
+
+@torch.library.custom_op("some_moe::gelu_product", mutates_args=())
+def gelu_product(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU (N, F) of x (N, D) @ upᵀ + bias, and its slopes (P, F), all in bf16 but the slopes."""
+    tiles, plan = _tiles(x)
+    hidden = x.new_empty(len(x), len(up))
+    slope = x.new_empty(tiles.most * tiles.m, len(up), dtype=torch.uint8)
+    fused.multiply_up(x.contiguous(), up.contiguous(), bias, hidden, slope, tiles, plan, fused.size_up(up, x.dtype))
+    return hidden, slope
+
+
+@gelu_product.register_fake
+def _(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    tile = fused.choose_plan(x.dtype, x.shape[0], 1).m
+    rows = fused.ceil_div(x.shape[0], tile) * tile
+    return x.new_empty(x.shape[0], up.shape[0]), x.new_empty(rows, up.shape[0], dtype=torch.uint8)
+
+
+@torch.library.custom_op("some_moe::gelu_product_backward", mutates_args=())
+def gelu_product_backward(grad: Tensor, down: Tensor, slope: Tensor) -> Tensor:
+    """The gradient (N, F) of what GELU was taken of, from grad (N, D) of its product with downᵀ, down (D, F)."""
+    tiles, plan = _tiles(grad)
+    grad_sums = grad.new_empty(len(grad), down.shape[1])
+    sizes = fused.size_up(down.T, grad.dtype)
+    fused.multiply_down_backward(grad.contiguous(), down.contiguous(), slope, grad_sums, tiles, plan, sizes)
+    return grad_sums
+
+
+@gelu_product_backward.register_fake
+def _(grad: Tensor, down: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG001
+    return grad.new_empty(grad.shape[0], down.shape[1])
+
+
+class Network(torch.autograd.Function):
+    """gelu(x @ upᵀ + up_bias) @ downᵀ + down_bias, all in bf16; sums of biases in float32 before they are rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+        hidden, slope = gelu_product(x, up, up_bias)
+        ctx.save_for_backward(x, hidden, slope, up, down)
+        return F.linear(hidden, down, down_bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x, hidden, slope, up, down = ctx.saved_tensors
+        grad = grads[0]
+        grad_sums = gelu_product_backward(grad, down, slope)
+        bias_grads = (part.sum(0, dtype=torch.float32).to(part.dtype) for part in (grad_sums, grad))
+        up_bias, down_bias = bias_grads
+        return grad_sums @ up, grad_sums.T @ x, up_bias, grad.T @ hidden, down_bias
+
+
+def run(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    """The network of x (…, D), weights (F, D) and (D, F), in bf16 whatever they come in."""
+    rows, *parts = (part.to(torch.bfloat16) for part in (x.reshape(-1, x.shape[-1]), up, up_bias, down, down_bias))
+    y: Tensor = Network.apply(rows, *parts)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], y.shape[-1])
