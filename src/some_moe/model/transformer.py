@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.kernels import has_triton
+from some_moe.kernels import has_triton, makes_bf16
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
 from some_moe.model.dropout import Dropout
 from some_moe.model.experts import ExpertLibrary
@@ -42,13 +42,17 @@ class ModelOutput:
         return self.scores
 
 
-def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood of each target (B, T), in float32 or better."""
+def token_nats(logits: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Negative log-likelihood of each target (B, T), in float32 or better.
+
+    bias (V,): one that is part of the logits, but cut off from them for autograd; only where Triton's kernel runs.
+    """
     if logits.is_cuda and has_triton() and logits.dtype in (torch.bfloat16, torch.float32):
         from some_moe.kernels import nats
 
-        found: Tensor = nats.token_nats(logits.flatten(0, 1), targets.flatten())[0]
+        found: Tensor = nats.token_nats(logits.flatten(0, 1), targets.flatten(), bias)[0]
         return found.view(targets.shape)
+    assert bias is None
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
@@ -247,8 +251,13 @@ class SomeLM(nn.Module):
         )
 
     def score_targets(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-likelihood (B, T) of the targets. On a GPU and compiled, float32 logits are never stored."""
-        return token_nats(self.head(x), targets)
+        """Negative log-likelihood (B, T) of the targets. On a GPU and compiled, float32 logits are never stored, and
+        the kernel that makes the gradient of bf16 logits also makes the bias's.
+        """
+        if not makes_bf16(x):
+            return token_nats(self.head(x), targets)
+        logits = F.linear(x, self.head.weight, self.head.bias.detach())
+        return token_nats(logits, targets, self.head.bias)
 
     advance_layers: Advance | None = None  # gravity's, once compiled
 
