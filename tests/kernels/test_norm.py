@@ -5,6 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from some_moe.config import ModelConfig
+from some_moe.model import transformer
+from some_moe.model.transformer import SomeLM
+
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 
@@ -46,7 +50,7 @@ def test_add_norm_equals_float64(n: int, d: int) -> None:
     from some_moe.kernels.norm import AddNorm
 
     (x, addend, weight, bias), grads = draw(n, d)
-    total, y, again = AddNorm.apply(x, addend, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
+    total, y, again = AddNorm.apply(x, addend, weight, bias, 1e-5, None)  # type: ignore[no-untyped-call]
     assert torch.equal(y, again)
     halves = [grads[0], grads[1] / 4, grads[1] * 0.75]  # exact in bf16, or nearly
     grad_x, grad_addend, *rest = torch.autograd.grad((total, y, again), (x, addend, weight, bias), halves)
@@ -57,12 +61,54 @@ def test_add_norm_equals_float64(n: int, d: int) -> None:
     )
 
 
+@pytest.mark.parametrize(("n", "d"), [(1, 64), (77, 48), (500, 512), (3000, 384), (5, 1000)])
+def test_the_gradient_of_a_bias_within_the_addend_equals_float64(n: int, d: int) -> None:
+    from some_moe.kernels.norm import AddNorm
+
+    (x, addend, weight, bias), grads = draw(n, d)
+    leaves = (x, addend, weight, bias)
+    halves = [grads[0] + 0.5, grads[1] / 4, grads[1] * 0.75]  # does not add up to nothing
+    addend_bias = torch.randn(d, device="cuda", requires_grad=True)
+    plain = AddNorm.apply(*leaves, 1e-5, None)  # type: ignore[no-untyped-call]
+    outputs = AddNorm.apply(*leaves, 1e-5, addend_bias)  # type: ignore[no-untyped-call]
+    *found, sums = torch.autograd.grad(outputs, (*leaves, addend_bias), halves)
+    for left, right in zip((*outputs, *found), (*plain, *torch.autograd.grad(plain, leaves, halves)), strict=True):
+        assert torch.equal(left, right)
+    of_y = halves[1].double() + halves[2].double()
+    wide = expected(list(leaves), [halves[0], of_y], with_addend=True)[2].flatten(0, 1)
+    assert sums.dtype == addend_bias.dtype
+    # An error for each row that was added: that of float32, not that of bf16.
+    assert ((sums.double() - wide.sum(0)).abs() <= 1e-5 * (1 + wide.abs()).sum(0)).all()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_attentions_last_bias_learns_the_same_with_and_without_the_kernel(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(
+        d_model=64, num_heads=2, num_layers=2, ffn="dense", dense_width=128, vocab_size=50, dropout=dropout
+    )
+    torch.manual_seed(0)
+    model = SomeLM(config, device="cuda").train()
+    tokens, targets = torch.randint(50, (2, 3, 70), device="cuda")
+    biases = [block.attention.out.bias for block in model.blocks]
+    grads = []
+    for can_fuse in (transformer.can_fuse_norm, lambda _: False):
+        monkeypatch.setattr(transformer, "can_fuse_norm", can_fuse)
+        with torch.autocast("cuda", torch.bfloat16):
+            nats = model(tokens, targets=targets).nats
+        grads.append(torch.autograd.grad(nats.mean(), biases))
+    for left, right in zip(*grads, strict=True):
+        assert left.dtype == torch.float32
+        assert (left - right).norm() <= 3e-2 * right.norm()
+
+
 def test_compiled_code_computes_the_same_bits() -> None:
     from some_moe.kernels.norm import AddNorm, NormBeside
 
     def both(x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         x, y = NormBeside.apply(x, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
-        total, z, again = AddNorm.apply(x, y + addend, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
+        total, z, again = AddNorm.apply(x, y + addend, weight, bias, 1e-5, None)  # type: ignore[no-untyped-call]
         out: Tensor = total * z + again.sin()
         return out
 

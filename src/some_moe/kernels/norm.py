@@ -45,13 +45,17 @@ def norm_kernel(
 @triton.jit
 def norm_backward_kernel(
     grad_total, grad_y, grad_again, total, mean, scale, weight, grad_x, partial, num_rows, per_program, D: tl.constexpr,
-    BLOCK: tl.constexpr, BD: tl.constexpr,
+    BLOCK: tl.constexpr, BD: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """grad_x = grad_total + the norm's share; partial (programs, 2·D): this program's gradients of weight and bias."""
+    """grad_x = grad_total + the norm's share; partial (programs, 2·D): this program's gradients of weight and bias.
+
+    SUMS: 3·D, the last D being the sums of grad_x before it is rounded.
+    """
     column = tl.arange(0, BD)
     w = tl.load(weight + column, mask=column < D, other=0.0)
     grad_weight = tl.zeros((BLOCK, BD), dtype=tl.float32)
     grad_bias = tl.zeros((BLOCK, BD), dtype=tl.float32)
+    sums = tl.zeros((BLOCK, BD), dtype=tl.float32)
     first = tl.program_id(0).to(tl.int64) * per_program
     for start in range(0, per_program, BLOCK):
         row = first + start + tl.arange(0, BLOCK)
@@ -73,9 +77,13 @@ def norm_backward_kernel(
         level = tl.sum(grad, 1)[:, None] / D
         out = beside + factor * (grad - level - unit * along)
         tl.store(grad_x + at, out.to(grad_x.dtype.element_ty), mask=keep)
-    here = partial + tl.program_id(0) * 2 * D + column
+        if SUMS:
+            sums += out
+    here = partial + tl.program_id(0) * (2 + SUMS) * D + column
     tl.store(here, tl.sum(grad_weight, 0), mask=column < D)
     tl.store(here + D, tl.sum(grad_bias, 0), mask=column < D)
+    if SUMS:
+        tl.store(here + 2 * D, tl.sum(sums, 0), mask=column < D)
 
 
 def _blocks(d: int) -> tuple[int, int]:
@@ -137,21 +145,22 @@ def _(
 @torch.library.custom_op("some_moe::norm_backward", mutates_args=())
 def norm_backward(
     grad_total: Tensor, grad_y: Tensor, grad_again: Tensor | None, total: Tensor, mean: Tensor, scale: Tensor,
-    weight: Tensor,
+    weight: Tensor, with_sums: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of total (grad_total included), and those of the weight and the bias, one after the other (2·D).
 
-    grad_again: of y in its second use, where it has one.
+    grad_again: of y in its second use, where it has one. with_sums: behind these two, the sums of the first (3·D).
     """
     d = total.shape[-1]
     block, padded = _blocks(d)
     per_program = triton.cdiv(triton.cdiv(len(mean), PROGRAMS), block) * block
     programs = triton.cdiv(len(mean), per_program)
     grad_x = torch.empty_like(total)
-    partial = torch.empty(programs, 2 * d, dtype=torch.float32, device=total.device)
+    partial = torch.empty(programs, (2 + with_sums) * d, dtype=torch.float32, device=total.device)
     norm_backward_kernel[(programs,)](
         grad_total.contiguous(), grad_y.contiguous(), None if grad_again is None else grad_again.contiguous(), total,
         mean, scale, weight, grad_x, partial, len(mean), per_program, D=d, BLOCK=block, BD=padded,
+        SUMS=with_sums,
     )  # fmt: skip
     return grad_x, sum_rows(partial)
 
@@ -165,8 +174,9 @@ def _(
     mean: Tensor,  # noqa: ARG001
     scale: Tensor,  # noqa: ARG001
     weight: Tensor,
+    with_sums: bool,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(total), weight.new_empty(2 * len(weight))
+    return torch.empty_like(total), weight.new_empty((2 + with_sums) * len(weight))
 
 
 class NormBeside(torch.autograd.Function):
@@ -181,22 +191,31 @@ class NormBeside(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, of_norm = norm_backward(*grads, None, *ctx.saved_tensors)
+        grad_x, of_norm = norm_backward(*grads, None, *ctx.saved_tensors, False)
         return grad_x, *of_norm.chunk(2), None
 
 
 class AddNorm(torch.autograd.Function):
-    """x + addend, and its norm twice, for two readers: their gradients are summed on the way."""
+    """x + addend, and its norm twice, for two readers: their gradients are summed on the way.
+
+    addend_bias (D,): one that is part of the addend (…, D) already, and cut off from it for autograd. Backward it gets
+    its gradient from the kernel that makes that of the addend, which nobody then has to read and sum.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, eps: float
+        ctx: Any, x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, eps: float, addend_bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         total, y, mean, scale = add_norm(x, addend, weight, bias, eps)
         ctx.save_for_backward(total, mean, scale, weight)
+        ctx.addend_bias_dtype = None if addend_bias is None else addend_bias.dtype
         return total, y, y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, of_norm = norm_backward(*grads, *ctx.saved_tensors)
-        return grad_x, grad_x, *of_norm.chunk(2), None
+        if ctx.addend_bias_dtype is None:
+            grad_x, of_norm = norm_backward(*grads, *ctx.saved_tensors, False)
+            return grad_x, grad_x, *of_norm.chunk(2), None, None
+        grad_x, of_norm = norm_backward(*grads, *ctx.saved_tensors, True)
+        grad_weight, grad_bias, sums = of_norm.chunk(3)
+        return grad_x, grad_x, grad_weight, grad_bias, None, sums.to(ctx.addend_bias_dtype)

@@ -126,8 +126,8 @@ class Attention(nn.Module):
             q, k = rotate(q, geometry.rotation), rotate(k, geometry.rotation)
         return q, k, v
 
-    def forward(self, x: Tensor, geometry: Geometry, cache: Cache | None = None) -> Tensor:
-        """x (B, T, D) → (B, T, D)."""
+    def forward(self, x: Tensor, geometry: Geometry, cache: Cache | None = None, *, cut_bias: bool = False) -> Tensor:
+        """x (B, T, D) → (B, T, D). cut_bias: autograd shall not see the last bias, whose gradient is made elsewhere."""
         q, k, v = self.project(x, geometry)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
@@ -135,5 +135,5 @@ class Attention(nn.Module):
         if mask is not None and mask.is_floating_point():
             mask = mask.to(q.dtype)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=geometry.is_causal)
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
+        bias = self.out.bias.detach() if cut_bias else self.out.bias
+        return F.linear(y.transpose(1, 2).flatten(2), self.out.weight, bias)

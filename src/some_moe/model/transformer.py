@@ -67,13 +67,17 @@ def norm_beside(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
     return x, norm(x)
 
 
-def add_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x + y, and the norm of that, twice: for two readers, whose gradients are then summed by one kernel."""
+def add_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor, y_bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """x + y, and the norm of that, twice: for two readers, whose gradients are then summed by one kernel.
+
+    y_bias (D,): one that is part of y, but cut off from it for autograd; only where Triton's kernel runs.
+    """
     if can_fuse_norm(x):
         from some_moe.kernels.norm import AddNorm
 
-        found: tuple[Tensor, Tensor, Tensor] = AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor, Tensor] = AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, y_bias)  # type: ignore[no-untyped-call]
         return found
+    assert y_bias is None
     total = x + y
     normed = norm(total)
     return total, normed, normed
@@ -139,8 +143,10 @@ class Block(nn.Module):
         """x (B, T, D) → (B, T, D) and the layer's routing."""
         if self.norm_first:
             x, normed = norm_beside(self.attention_norm, x)
-            attended = self.drop_attention(self.attention(normed, geometry, cache), info)
-            x, normed, again = add_norm(self.ffn_norm, x, attended)
+            # The kernel that makes the gradient of what is added can make that of a bias within it, if nothing dropped.
+            bias = self.attention.out.bias if can_fuse_norm(x) and not self.drop_attention.is_on else None
+            attended = self.attention(normed, geometry, cache, cut_bias=bias is not None)
+            x, normed, again = add_norm(self.ffn_norm, x, self.drop_attention(attended, info), bias)
             return self.feed_forward(x, normed, again, info, top_k, previous_query)
         x = self.attention_norm(x + self.drop_attention(self.attention(x, geometry, cache), info))
         x, routing = self.feed_forward(x, x, x, info, top_k, previous_query)
