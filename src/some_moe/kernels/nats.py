@@ -27,15 +27,16 @@ def nats_kernel(logits, targets, nats, lse, V: tl.constexpr, BLOCK: tl.constexpr
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * V
     place = tl.arange(0, BLOCK)
+    # Asked for early: one of these reads waits for the other, and the row arrives meanwhile. A target beyond the
+    # vocabulary gives NaN, never a number from another row.
+    target = tl.load(targets + row)
+    wanted = tl.load(here + target, mask=(target >= 0) & (target < V), other=float("nan")).to(tl.float32)
     highest, total = -1e38, 0.0  # finite, so that a row may begin with −inf
     for start in range(0, V, BLOCK):
         x = tl.load(here + start + place, mask=start + place < V, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(highest, tl.max(x, 0))
         total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(tl.exp2((x - higher) * LOG2E), 0)
         highest = higher
-    target = tl.load(targets + row)
-    # A target beyond the vocabulary gives NaN, never a number from another row.
-    wanted = tl.load(here + target, mask=(target >= 0) & (target < V), other=float("nan")).to(tl.float32)
     rest = tl.log(total)
     tl.store(nats + row, tl.where(target == -100, 0.0, highest - wanted + rest))
     tl.store(lse + row, highest + rest)
