@@ -10,6 +10,7 @@ from some_moe.model import transformer
 from some_moe.model.transformer import SomeLM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+SHAPES = [(1, 64), (77, 48), (33, 77), (500, 512), (3000, 384), (5, 1000), (70, 2048), (40, 8192), (9, 4)]
 
 
 def draw(n: int, d: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -34,7 +35,7 @@ def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
         assert (left.double() - right).norm() <= 6e-3 * right.norm()
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 64), (77, 48), (500, 512), (3000, 384), (5, 1000)])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_norm_beside_equals_float64(n: int, d: int) -> None:
     from some_moe.kernels.norm import NormBeside
 
@@ -45,7 +46,7 @@ def test_norm_beside_equals_float64(n: int, d: int) -> None:
     assert_close(found, expected([x, x, weight, bias], grads, with_addend=False))
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 64), (77, 48), (500, 512), (3000, 384), (5, 1000)])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_add_norm_equals_float64(n: int, d: int) -> None:
     from some_moe.kernels.norm import AddNorm
 
@@ -61,7 +62,7 @@ def test_add_norm_equals_float64(n: int, d: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 64), (77, 48), (500, 512), (3000, 384), (5, 1000)])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_the_gradient_of_a_bias_within_the_addend_equals_float64(n: int, d: int) -> None:
     from some_moe.kernels.norm import AddNorm
 
