@@ -59,13 +59,13 @@ def to_unit24(words: Tensor) -> Tensor:
 def sample_order(salt: Tensor, layer: int | Tensor, rows: Tensor, num_positions: int) -> Tensor:
     """Give each token (row, position) a 63-bit number that depends on nothing else but salt and layer.
 
-    salt: (2,) int32, made from seed and step. layer: its number, or (2,) int32 `derive_key` of it, with which
-    compiled code is the same for every layer. rows: (B,) row numbers within the step's whole batch.
-    Returns (B, T) int64, non-negative: the smallest are sampled first, however the batch was split.
+    salt: (2,) int32, made from seed and step. layer: its number, or (…, 2) int32 `derive_key` of one or several, with
+    which compiled code is the same for every layer. rows: (B,) row numbers within the step's whole batch.
+    Returns (…, B, T) int64, non-negative: the smallest are sampled first, however the batch was split.
     """
-    first, second = derive_key(layer) if isinstance(layer, int) else layer.unbind()
-    row_words = hash_words(rows.to(torch.int32), salt[0] ^ first, salt[1] ^ second)[:, None]
-    position = torch.arange(num_positions, dtype=torch.int32, device=rows.device)[None, :]
+    first, second = derive_key(layer) if isinstance(layer, int) else layer[..., None, :].unbind(-1)
+    row_words = hash_words(rows.to(torch.int32), salt[0] ^ first, salt[1] ^ second)[..., None]
+    position = torch.arange(num_positions, dtype=torch.int32, device=rows.device)
     high = hash_words(position, row_words, salt[1]).to(torch.int64) & 0x7FFFFFFF
     low = hash_words(position, salt[0], row_words).to(torch.int64) & WORD
     return high << 32 | low

@@ -13,10 +13,12 @@ DEVICE = "cuda"
         (1000, 64, 4, 384),
         (77, 8, 8, 40),
         (1, 16, 1, 512),
-        (5000, 63, 4, 512),  # two tiles of tokens a program, the last ones short
+        (5000, 63, 4, 512),
         (500, 512, 8, 96),  # too many experts for one pass
         (300, 300, 2, 64),
-        (200, 16, 2, 520),  # too wide for one pass
+        (24_576, 64, 4, 384),
+        (7001, 64, 4, 520),  # columns that do not fill a program's last part, several tiles of tokens in a row
+        (300, 16, 2, 2000),
     ],
 )
 def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: int) -> None:
@@ -27,9 +29,7 @@ def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: i
     query[n // 2] = 0  # no direction
     experts = torch.rand(n, num_experts, device=DEVICE).topk(top_k).indices
     counted = torch.rand(n, device=DEVICE) < 0.7
-    counts, pairs, query_sum, raw_sum, norm_sum, num_counted, norms = sum_by_expert(
-        experts, counted, query, num_experts
-    )
+    counts, pairs, query_sum, raw_sum, norm_sum, num_counted = sum_by_expert(experts, counted, query, num_experts)
     chosen = torch.zeros(n, num_experts, dtype=torch.float64, device=DEVICE)
     chosen.scatter_(1, experts, counted.double()[:, None].expand(-1, top_k))
     exact = query.double()
@@ -41,8 +41,6 @@ def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: i
     assert torch.allclose(query_sum.double(), chosen.T @ unit, atol=1e-4)
     assert torch.allclose(raw_sum.double(), (exact * counted[:, None]).sum(0), rtol=1e-4, atol=1e-3)
     assert torch.allclose(norm_sum.double(), (exact_norms * counted).sum(), rtol=1e-5)
-    assert torch.allclose(norms.double(), exact_norms, rtol=1e-5)
-    assert (norms > 0).equal(exact_norms > 0)
 
 
 @pytest.mark.parametrize(("num_experts", "d"), [(64, 512), (300, 64)])
@@ -65,21 +63,23 @@ def test_squares_of_huge_and_tiny_queries_stay_in_range(size: float, num_experts
     query = torch.full((40, 64), size, device=DEVICE).bfloat16()
     experts = torch.zeros(40, 1, dtype=torch.int64, device=DEVICE)
     counted = torch.ones(40, dtype=torch.bool, device=DEVICE)
-    _, _, query_sum, _, _, _, norms = sum_by_expert(experts, counted, query, num_experts)
-    assert torch.allclose(norms.double(), query.double().norm(dim=1), rtol=1e-5, atol=0)
+    _, _, query_sum, _, norm_sum, _ = sum_by_expert(experts, counted, query, num_experts)
+    assert torch.allclose(norm_sum.double(), query.double().norm(dim=1).sum(), rtol=1e-5, atol=0)
     assert torch.allclose(query_sum[0], torch.full((64,), 5.0, device=DEVICE), rtol=1e-4)
 
 
 def test_compiled_summaries_equal_launched_ones() -> None:
     from some_moe.config import GravityConfig
     from some_moe.model.routing import TokenInfo, summarize
+    from some_moe.model.samples import make_layer_words
 
     torch.manual_seed(0)
     query = torch.randn(3, 500, 64, device=DEVICE).bfloat16()
     experts = torch.rand(3, 500, 16, device=DEVICE).topk(4).indices
     info = TokenInfo.of((3, 500), query.device, counted=torch.rand(3, 500, device=DEVICE) < 0.9)
+    words = make_layer_words(1)[0].to(DEVICE)
     found = [
-        run(experts, query, None, info, 0, 16, GravityConfig())
+        run(experts, query, None, info, words, 16, GravityConfig())
         for run in (summarize, torch.compile(summarize, fullgraph=True, backend="aot_eager"))
     ]
     assert found[0].keys() == found[1].keys()

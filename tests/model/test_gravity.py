@@ -14,11 +14,13 @@ from some_moe.config import GravityConfig, ModelConfig
 from some_moe.model import gravity
 from some_moe.model.keystore import NO_WINDOW_YET, KeyState
 from some_moe.model.routing import NOT_SAMPLED, Routing, TokenInfo, summarize
+from some_moe.model.samples import make_layer_words
 
 MODEL = ModelConfig(d_model=2, num_heads=1, num_experts=3, d_ffn=4, top_k=2, vocab_size=10)
 KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
 QUERIES = torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.6, 0.8], [1.6, 1.2]], dtype=torch.float64)
 EXPERTS = torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])
+LAYER_WORDS = make_layer_words(1)[0]
 # By hand: n = (4, 3, 1); unit queries (1,0) (0,1) (.6,.8) (.8,.6); the sums s of each expert's tokens:
 COUNTS = [4, 3, 1]
 SUMS = [[2.4, 2.4], [1.8, 1.6], [0.6, 0.8]]
@@ -39,7 +41,7 @@ def make_state(config: GravityConfig, model: ModelConfig = MODEL, layer: int = 0
 
 def make_routing(config: GravityConfig, counted: Tensor | None = None) -> Routing:
     info = TokenInfo.of((1, 4), torch.device("cpu"), counted=counted)
-    return Routing(**summarize(EXPERTS[None], QUERIES[None], None, info, 0, 3, config))
+    return Routing(**summarize(EXPERTS[None], QUERIES[None], None, info, LAYER_WORDS, 3, config))
 
 
 def take_step(state: KeyState, config: GravityConfig, step: int = 0, **options: int) -> Tensor:
@@ -351,7 +353,7 @@ def test_token_fraction_counts_about_that_share_of_tokens() -> None:
     config = GravityConfig(token_fraction=0.3)
     experts, queries = torch.zeros(40, 50, 1, dtype=torch.int64), torch.randn(40, 50, 2)
     info = TokenInfo.of((40, 50), torch.device("cpu"))
-    sums = summarize(experts, queries, None, info, 0, 3, config)
+    sums = summarize(experts, queries, None, info, LAYER_WORDS, 3, config)
     assert abs(int(sums["num_tokens"]) / 2000 - 0.3) < 0.04
     assert int(sums["counts"][0]) == int(sums["num_tokens"])
 

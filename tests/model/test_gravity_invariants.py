@@ -9,6 +9,7 @@ from some_moe.config import GravityConfig, ModelConfig
 from some_moe.model import gravity
 from some_moe.model.keystore import KeyState
 from some_moe.model.routing import Routing, TokenInfo, summarize
+from some_moe.model.samples import make_layer_words
 
 
 @st.composite
@@ -45,7 +46,7 @@ def cases(draw: st.DrawFn) -> tuple[KeyState, Routing, GravityConfig]:
     queries = scale * torch.randn(1, tokens, 2 * d)
     chosen = torch.rand(1, tokens, experts).topk(k).indices
     info = TokenInfo.of((1, tokens), torch.device("cpu"), counted=torch.rand(1, tokens) < 0.9)
-    return state, Routing(**summarize(chosen, queries, None, info, 0, experts, config)), config
+    return state, Routing(**summarize(chosen, queries, None, info, make_layer_words(1)[0], experts, config)), config
 
 
 @settings(max_examples=150, deadline=None)

@@ -14,6 +14,7 @@ from some_moe import GravityConfig, ModelConfig, SomeLM
 from some_moe.model import gravity
 from some_moe.model.keystore import KeyState
 from some_moe.model.routing import Routing, TokenInfo, summarize
+from some_moe.model.samples import make_layer_words
 
 LAYERS, STEPS, EXPERTS, TOKENS = 3, 5, 7, 24
 SILENT = (2, 1)  # at this step, nothing is selected in this layer
@@ -67,7 +68,8 @@ def make_routing(state: KeyState, config: GravityConfig, layer: int, step: int) 
     query = torch.randn(1, TOKENS, MODEL.d_model, generator=generator, dtype=state.keys.dtype)
     counted = torch.rand(1, TOKENS, generator=generator) < (0.0 if (step, layer) == SILENT else 0.9)
     info = TokenInfo.of((1, TOKENS), torch.device("cpu"), counted=counted, step=step)
-    return Routing(**summarize(wish.topk(2).indices, query, state.query_mean, info, layer, EXPERTS, config))
+    words = make_layer_words(LAYERS)[layer]
+    return Routing(**summarize(wish.topk(2).indices, query, state.query_mean, info, words, EXPERTS, config))
 
 
 def move(

@@ -17,9 +17,15 @@ def scramble(word):
 
 
 @triton.jit
+def hash_words(counter, first, second):
+    """`hashing.hash_words` on unsigned words."""
+    return scramble(scramble(counter ^ first) + second)
+
+
+@triton.jit
 def hash_unit24(counter, first, second):
     """The upper 24 bits of the stream's words at `counter`."""
-    return (scramble(scramble(counter ^ first) + second) >> 8).to(tl.int32)
+    return (hash_words(counter, first, second) >> 8).to(tl.int32)
 
 
 @triton.jit

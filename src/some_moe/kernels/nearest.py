@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.kernels.sums import can_sum, sum_in_one_pass
+from some_moe.kernels.sums import MAX_EXPERTS, sum_in_one_pass
 
 
 @triton.jit
@@ -182,12 +182,12 @@ nearest.register_autograd(_backward, setup_context=_save)
 
 @triton.jit
 def mark_kernel(
-    query, experts, counted, marks, norms, norm_sums, numbers, num_tokens, E: tl.constexpr, BE: tl.constexpr,
+    query, experts, counted, marks, norm_sums, numbers, num_tokens, E: tl.constexpr, BE: tl.constexpr,
     K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Mark each counted token's experts in marks (N, 3E + 8): 1 at e, and 1/|query| in two bf16 parts at E + e and
-    2E + e; and 1 at 3E. All else is 0. norms (N,): |query| of every token; norm_sums and numbers: each program's
-    sum over the counted ones, and how many they are."""
+    2E + e; and 1 at 3E. All else is 0. norm_sums and numbers: each program's sum of |query| over the counted ones, and
+    how many they are."""
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = token < num_tokens
     column = tl.arange(0, BD)
@@ -197,7 +197,6 @@ def mark_kernel(
     largest = tl.max(tl.abs(x), 1)
     x = x / tl.where(largest > 0, largest, 1.0)[:, None]  # squares must not overflow
     norm = largest * tl.sqrt(tl.sum(x * x, 1))
-    tl.store(norms + token, norm, mask=exists)
     scale = tl.where(norm > 0, 1.0 / norm, 0.0)
     high = scale.to(tl.bfloat16)
     low = (scale - high.to(tl.float32)).to(tl.bfloat16)
@@ -252,7 +251,7 @@ def finish_kernel(
         tl.store(num_counted, tl.sum(number, 0))
 
 
-Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @torch.library.custom_op("some_moe::sum_by_expert", mutates_args=())
@@ -260,36 +259,34 @@ def sum_by_expert(experts: Tensor, counted: Tensor, query: Tensor, num_experts: 
     """Sums over the counted ones of N tokens with bf16 queries (N, D).
 
     Selections (E,) and co-selections (E, E) int64, exact; sums of unit queries (E, D); the sum of the queries (D,);
-    the sum of their lengths (); how many are counted () int64; and every query's length (N,). All are bf16 products
-    with float32 sums: ones are exact, and a length leaves an error of 2⁻¹⁷. Few experts take one pass; many are marked
-    in a table first.
+    the sum of their lengths (); how many are counted () int64. All are bf16 products with float32 sums: ones are exact,
+    and a length leaves an error of 2⁻¹⁷. Few experts take one pass; many are marked in a table first.
     """
     num_tokens, top_k = experts.shape
     made = _empty_sums(experts, query, num_experts)
-    *totals, norms = made
-    if can_sum(query, num_experts):
-        sum_in_one_pass(experts, counted, query, totals, norms)
+    if num_experts <= MAX_EXPERTS:
+        sum_in_one_pass(experts, counted, query, made)
         return made
     padded, padded_experts = triton.next_power_of_2(query.shape[1]), triton.next_power_of_2(num_experts)
     sizes = {"E": num_experts, "BE": padded_experts, "D": query.shape[1], "BD": padded}
     block = max(1, 2048 // max(padded, padded_experts))
     programs = triton.cdiv(num_tokens, block)
     marks = query.new_empty(num_tokens, 3 * num_experts + 8)
-    norm_sums = norms.new_empty(programs)
-    numbers = norms.new_empty(programs, dtype=torch.int32)
+    norm_sums = torch.empty(programs, dtype=torch.float32, device=query.device)
+    numbers = torch.empty(programs, dtype=torch.int32, device=query.device)
     mark_kernel[(programs,)](
-        query, experts, counted, marks, norms, norm_sums, numbers, num_tokens, K=top_k, BLOCK=block, **sizes
+        query, experts, counted, marks, norm_sums, numbers, num_tokens, K=top_k, BLOCK=block, **sizes
     )
     ones = marks[:, :num_experts]
     products = torch.mm(ones.T, ones, out_dtype=torch.float32)
     sums = torch.mm(marks[:, num_experts:].T, query, out_dtype=torch.float32)
-    finish_kernel[(num_experts + 1,)](products, sums, norm_sums, numbers, *totals, programs, BLOCK=1024, **sizes)
+    finish_kernel[(num_experts + 1,)](products, sums, norm_sums, numbers, *made, programs, BLOCK=1024, **sizes)
     return made
 
 
 def _empty_sums(experts: Tensor, query: Tensor, num_experts: int) -> Sums:
     """Room for what `sum_by_expert` returns."""
-    num_tokens, d = query.shape
+    d = query.shape[1]
     query_sum = query.new_empty(num_experts, d, dtype=torch.float32)
     return (
         experts.new_empty(num_experts),
@@ -298,7 +295,6 @@ def _empty_sums(experts: Tensor, query: Tensor, num_experts: int) -> Sums:
         query_sum.new_empty(d),
         query_sum.new_empty(()),
         experts.new_empty(()),
-        query_sum.new_empty(num_tokens),
     )
 
 

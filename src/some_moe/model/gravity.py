@@ -12,7 +12,7 @@ from torch import Tensor
 
 from some_moe.config import GravityConfig
 from some_moe.model.keystore import NO_WINDOW_YET, KeyState
-from some_moe.model.routing import NOT_SAMPLED, SUMS, Routing
+from some_moe.model.routing import SUMS, Routing
 
 Beta = float | Tensor  # one number, or (L, 1, 1): one a layer
 Advance = Callable[[list[KeyState], list[Routing], GravityConfig, Beta], None]
@@ -70,6 +70,13 @@ def seek(keys: Tensor, underused: Tensor, delta: float, sample: Tensor, num_samp
 def pick(sample: Tensor, turn: Tensor) -> Tensor:
     """The sampled query (E, D) whose turn (E,) it is; anything where it is nobody's, −1."""
     return torch.take_along_dim(sample, turn.clamp(min=0)[..., None], dim=-2)
+
+
+def bring_forward(sample: Tensor) -> tuple[Tensor, Tensor]:
+    """The sampled queries (S, D) that have a direction, those that are not zero, first; and how many they are, (1,)."""
+    has_direction = (sample != 0).any(-1)
+    place = (~has_direction).int().argsort(dim=-1, stable=True)
+    return torch.take_along_dim(sample, place[..., None], dim=-2), has_direction.sum(-1, keepdim=True)
 
 
 def limit(delta: Tensor, max_step: float) -> Tensor:
@@ -196,7 +203,7 @@ def next_state(old: Mapping[str, Tensor], routing: Routing, config: GravityConfi
     balance; smoothing. A layer for which nothing was selected keeps what it has. No value is read back to the host.
     """
     counts = routing.counts
-    num_sampled = (routing.sample_order < NOT_SAMPLED).sum(-1, keepdim=True)
+    sample, num_sampled = bring_forward(routing.sample)
     new: dict[str, Tensor] = {}
 
     usage = update_usage(old["usage"], counts, config.ema_decay)
@@ -221,7 +228,7 @@ def next_state(old: Mapping[str, Tensor], routing: Routing, config: GravityConfi
             if config.decay_mode == "shrink":
                 delta = delta + shrink(keys, underused, config.delta)
             else:
-                delta = delta + seek(keys, underused, config.delta, routing.sample, num_sampled)
+                delta = delta + seek(keys, underused, config.delta, sample, num_sampled)
         if config.max_step is not None:
             delta = limit(delta, config.max_step)
         keys = keys + delta
@@ -232,7 +239,7 @@ def next_state(old: Mapping[str, Tensor], routing: Routing, config: GravityConfi
             patience = torch.where(usage < config.respawn_below, old["patience"] + 1, 0)
             turn = choose_respawns(usage, patience, config, num_sampled)
             reborn = turn >= 0
-            keys = torch.where(reborn[..., None], pick(routing.sample, turn).to(keys.dtype), keys)
+            keys = torch.where(reborn[..., None], pick(sample, turn).to(keys.dtype), keys)
             usage = torch.where(reborn, 1.0, usage)
             new["patience"] = torch.where(reborn, 0, patience)
             new["respawns"] = old["respawns"] + reborn

@@ -16,8 +16,7 @@ from some_moe.config import GravityConfig, ModelConfig
 from some_moe.hashing import assign_experts, derive_key, make_salt, sample_order
 from some_moe.kernels import has_triton
 from some_moe.model.keystore import KeyState
-
-NOT_SAMPLED = torch.iinfo(torch.int64).max
+from some_moe.model.samples import NOT_SAMPLED, Samples, choose_samples, lowest_uncounted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +28,7 @@ class TokenInfo:
     salt: Tensor  # (2,) int32: a hash of seed and step, see hashing.make_salt
     ids: Tensor | None = None  # (B, T) token ids, for hash routing
     sums: bool = True  # whether the record needs the sums that gravity reads; generation and evaluation do not
+    samples: Samples | None = None  # this layer's, where they were chosen for all layers at once
 
     @classmethod
     def of(
@@ -67,7 +67,7 @@ class Routing:
     num_tokens: Tensor  # () int64 counted tokens
     raw_sum: Tensor  # (D,) sum of raw queries, before centring
     raw_norm_sum: Tensor  # () sum of their lengths
-    sample: Tensor  # (S, D) unit queries, first in the order first
+    sample: Tensor  # (S, D) unit queries, first in the order first; zero: no direction, or no token
     sample_order: Tensor  # (S,) int64, NOT_SAMPLED where the batch had fewer tokens
     experts: Tensor | None = None  # (B, T, K) int64
     gates: Tensor | None = None  # (B, T, K), a record: gradients go by what the router returns beside it
@@ -115,7 +115,6 @@ class _Sums:
     raw_sum: Tensor  # (D,)
     raw_norm_sum: Tensor  # ()
     num_tokens: Tensor  # () int64
-    has_direction: Tensor  # (N,) bool: the query's length is not zero
 
 
 def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor, num_experts: int) -> _Sums:
@@ -123,10 +122,7 @@ def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor
     if query.is_cuda and query.dtype == torch.bfloat16 and mean is None and has_triton():
         from some_moe.kernels.nearest import sum_by_expert
 
-        counts, pairs, query_sum, raw_sum, norm_sum, num_tokens, norms = sum_by_expert(
-            experts, counted, query, num_experts
-        )
-        return _Sums(counts, pairs, query_sum, raw_sum, norm_sum, num_tokens, norms > 0)
+        return _Sums(*sum_by_expert(experts, counted, query, num_experts))
     raw = at_least_float32(query)
     unit = unit_vectors(raw if mean is None else raw - mean.to(raw.dtype))
     raw = raw * counted.to(raw.dtype)[:, None]
@@ -141,25 +137,7 @@ def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor
         raw.sum(0),
         raw.norm(dim=-1).sum(),
         counted.sum(),
-        (unit != 0).any(-1),
     )
-
-
-def extend(order: Tensor, missing: int) -> Tensor:
-    """order (N,) with `missing` more, NOT_SAMPLED. F.pad would take the number for a float, and turn its sign."""
-    return torch.cat((order, order.new_full((missing,), NOT_SAMPLED)))
-
-
-def smallest(order: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The `size` smallest of order (N,), in order, and their places."""
-    if order.is_cuda and has_triton():
-        from some_moe.kernels.sampling import MOST, first_samples
-
-        if size <= MOST:
-            values, places = first_samples(order, size)
-            return values, places
-    found = order.topk(size, largest=False, sorted=True)
-    return found.values, found.indices
 
 
 @cache
@@ -184,29 +162,29 @@ def summarize(
     query: Tensor,
     mean: Tensor | None,
     info: TokenInfo,
-    layer: int | Tensor,
+    layer_words: Tensor,
     num_experts: int,
     gravity: GravityConfig,
 ) -> dict[str, Tensor]:
-    """Add up what gravity needs. experts (B, T, K); query (B, T, D), and the mean that centring takes from it."""
+    """Add up what gravity needs. experts (B, T, K); query (B, T, D), and the mean that centring takes from it.
+
+    layer_words (2,): the layer as `sample_order` takes it.
+    """
     if not info.sums:
         return shape_sums(num_experts, query.shape[-1], gravity.num_samples)
-    order = sample_order(info.salt, layer, info.rows, experts.shape[1]).reshape(-1)
-    counted = info.counted.reshape(-1)
+    counted = info.counted
     if gravity.token_fraction < 1:
-        counted = counted & ((order >> 32) < round(gravity.token_fraction * 2**31))
+        order = sample_order(info.salt, layer_words, info.rows, counted.shape[1])
+        counted = counted & (order >> 32 < lowest_uncounted(gravity))
     query = query.flatten(0, 1)
-    sums = _add_up(experts.flatten(0, 1), query, mean, counted, num_experts)
-    # A query of length zero has no direction, so no key may be sent there.
-    order = torch.where(counted & sums.has_direction, order, NOT_SAMPLED)
-    size = min(gravity.num_samples, len(order))
-    first, place = smallest(order, size)
-    sample = at_least_float32(query[place])
+    sums = _add_up(experts.flatten(0, 1), query, mean, counted.reshape(-1), num_experts)
+    samples = info.samples
+    if samples is None:
+        samples = choose_samples(info.salt, layer_words[None], info.rows, info.counted, gravity).of(0)
+    sample = at_least_float32(query[samples.place])
     sample = unit_vectors(sample if mean is None else sample - mean.to(sample.dtype))
-    missing = gravity.num_samples - size
-    if missing:
-        sample, first = F.pad(sample, (0, 0, 0, missing)), extend(first, missing)
-    return {name: getattr(sums, name) for name in SUMS} | {"sample": sample, "sample_order": first}
+    sample = torch.where((samples.order < NOT_SAMPLED)[:, None], sample, 0.0)
+    return {name: getattr(sums, name) for name in SUMS} | {"sample": sample, "sample_order": samples.order}
 
 
 class Temperature(nn.Module):
@@ -297,13 +275,15 @@ class HashRouter(nn.Module):
     def __init__(self, model: ModelConfig, gravity: GravityConfig, layer: int) -> None:
         super().__init__()
         self.model, self.gravity, self.layer = model, gravity, layer
+        self.layer_words: Tensor
+        self.register_buffer("layer_words", torch.tensor(derive_key(layer), dtype=torch.int32), persistent=False)
 
     def forward(self, x: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
         """Choose by info.ids; x (B, T, D) only stands in for queries in the sums. Returns gates and record."""
         if info.ids is None:
             raise ValueError("hash routing chooses by token id; pass TokenInfo(ids=...)")
         experts = assign_experts(info.ids, self.model.num_experts, top_k, self.model.expert_seed, self.layer)
-        sums = summarize(experts, x.detach(), None, info, self.layer, self.model.num_experts, self.gravity)
+        sums = summarize(experts, x.detach(), None, info, self.layer_words, self.model.num_experts, self.gravity)
         gates = torch.full(experts.shape, 1 / top_k, dtype=at_least_float32(x).dtype, device=x.device)
         return gates, Routing(**sums, experts=experts, gates=gates)
 

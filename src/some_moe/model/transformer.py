@@ -5,7 +5,7 @@ counts allow nothing else. Shapes: B rows, T positions, D model width, V vocabul
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from some_moe.model.gravity import Advance, advance_layers, step_layers
 from some_moe.model.init import init_weights
 from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
 from some_moe.model.routing import Routing, TokenInfo
+from some_moe.model.samples import choose_samples, make_layer_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +178,8 @@ class SomeLM(nn.Module):
             self.embedding = nn.Embedding(model.vocab_size, model.d_model)
             self.drop_embedding = Dropout(model.dropout, 0)
             self.head = nn.Linear(model.d_model, model.vocab_size)
+            self.layer_words: Tensor
+            self.register_buffer("layer_words", make_layer_words(model.num_layers), persistent=False)
         self.blocks = nn.ModuleList(
             Block(model, self.gravity, layer, seed=seed, kernel=kernel, device=device)
             for layer in range(model.num_layers)
@@ -231,6 +234,9 @@ class SomeLM(nn.Module):
             ids=tokens,
             sums=sums,
         )
+        samples = None
+        if sums and self.model.ffn == "some":
+            samples = choose_samples(info.salt, self.layer_words, info.rows, info.counted, self.gravity)
         x = self.embedding(tokens)
         if self.model.positions == "sinusoidal":
             x = x + sinusoidal_positions(positions, self.model.d_model).to(x.dtype)
@@ -238,9 +244,10 @@ class SomeLM(nn.Module):
         if self.model.residual_dtype == "auto" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         routings: list[Routing] = []
-        for block in self.blocks:
+        for layer, block in enumerate(self.blocks):
             previous_query = routings[-1].query if routings else None
-            arguments = (x, geometry, info, top_k, previous_query, cache)
+            told = info if samples is None else replace(info, samples=samples.of(layer))
+            arguments = (x, geometry, told, top_k, previous_query, cache)
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, routing = checkpoint(block, *arguments, use_reentrant=False)
             else:
