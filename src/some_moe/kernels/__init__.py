@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from some_moe.config import ConfigError
 from some_moe.kernels import cpu, gathered, grouped, reference
+from some_moe.kernels.linear import Linear, multiply
 from some_moe.kernels.weights import ExpertWeights, LoraWeights
 
 __all__ = [
     "KERNELS",
     "ExpertWeights",
+    "Linear",
     "LoraWeights",
     "MixExperts",
     "activate",
@@ -30,6 +32,7 @@ __all__ = [
     "has_triton",
     "linear_gelu",
     "makes_bf16",
+    "multiply",
 ]
 
 
@@ -73,7 +76,7 @@ def linear_gelu(x: Tensor, layer: nn.Linear) -> Tensor:
         return activate(layer(x))
     from some_moe.kernels.gelu import gelu
 
-    y: Tensor = gelu(F.linear(x, layer.weight, layer.bias.detach()), layer.bias)
+    y: Tensor = gelu(multiply(x, layer), layer.bias)
     return y
 
 
@@ -83,7 +86,7 @@ def gelu_network(x: Tensor, expand: nn.Linear, project: nn.Linear) -> Tensor:
         from some_moe.kernels import network
 
         if network.can_run(x, expand.weight):
-            return network.run(x, expand.weight, expand.bias, project.weight, project.bias)
+            return network.run(x, expand, project)
     y: Tensor = project(linear_gelu(x, expand))
     return y
 

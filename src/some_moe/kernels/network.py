@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from some_moe.kernels import fused
+from some_moe.kernels.linear import cut_bias
 
 FEWEST_ROWS = 1024  # below, torch's own product and a pass for GELU are as good
 
@@ -58,26 +59,33 @@ def _(grad: Tensor, down: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG001
 
 
 class Network(torch.autograd.Function):
-    """gelu(x @ upᵀ + up_bias) @ downᵀ + down_bias, all in bf16; sums of biases in float32 before they are rounded."""
+    """gelu(x @ upᵀ + up_bias) @ downᵀ + down_bias, all in bf16. Autograd learns of the biases by up_own and down_own;
+    their gradients are added up in float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, up_own: Tensor,
+        down_own: Tensor,
+    ) -> Tensor:  # fmt: skip
         hidden, slope = gelu_product(x, up, up_bias)
         ctx.save_for_backward(x, hidden, slope, up, down)
+        ctx.dtypes = up_own.dtype, down_own.dtype
         return F.linear(hidden, down, down_bias)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, hidden, slope, up, down = ctx.saved_tensors
         grad = grads[0]
         grad_sums = gelu_product_backward(grad, down, slope)
-        bias_grads = (part.sum(0, dtype=torch.float32).to(part.dtype) for part in (grad_sums, grad))
-        up_bias, down_bias = bias_grads
-        return grad_sums @ up, grad_sums.T @ x, up_bias, grad.T @ hidden, down_bias
+        up_own, down_own = (
+            part.sum(0, dtype=torch.float32).to(dtype)
+            for part, dtype in zip((grad_sums, grad), ctx.dtypes, strict=True)
+        )
+        return grad_sums @ up, grad_sums.T @ x, None, grad.T @ hidden, None, up_own, down_own
 
 
-def run(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """The network of x (…, D), weights (F, D) and (D, F), in bf16 whatever they come in."""
-    rows, *parts = (part.to(torch.bfloat16) for part in (x.reshape(-1, x.shape[-1]), up, up_bias, down, down_bias))
-    y: Tensor = Network.apply(rows, *parts)  # type: ignore[no-untyped-call]
+def run(x: Tensor, expand: nn.Linear, project: nn.Linear) -> Tensor:
+    """The network of x (…, D), in bf16 whatever x and the weights come in."""
+    given = x.reshape(-1, x.shape[-1]), *cut_bias(expand), *cut_bias(project)
+    y: Tensor = Network.apply(*(part.to(torch.bfloat16) for part in given), expand.bias, project.bias)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], y.shape[-1])

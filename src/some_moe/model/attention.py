@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
-from some_moe.kernels import has_triton
+from some_moe.kernels import Linear, has_triton, multiply
+from some_moe.kernels.linear import BiasGradient, Copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,23 +105,35 @@ class Attention(nn.Module):
         self.query = nn.Linear(config.d_model, config.d_model)
         self.key = nn.Linear(config.d_model, config.d_model)
         self.value = nn.Linear(config.d_model, config.d_model)
-        self.out = nn.Linear(config.d_model, config.d_model)
+        self.out = Linear(config.d_model, config.d_model)
+        self.copies: Copies | None = None  # of the first three, one below the other
+
+    @property
+    def maps(self) -> tuple[nn.Linear, ...]:
+        """The maps of the input, which one wide product can make at once."""
+        return self.query, self.key, self.value
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Queries, keys and values beside each other (…, 3·D): x is read once, and its gradient needs no sum."""
+        weights: list[Tensor] = [each.weight for each in self.maps]
+        biases: list[Tensor] = [each.bias for each in self.maps]
+        if self.copies is None:
+            return F.linear(x, torch.cat(weights), torch.cat(biases))
+        qkv: Tensor = BiasGradient.apply(F.linear(x, *self.copies), *biases)  # type: ignore[no-untyped-call]
+        return qkv
 
     def project(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
         """Queries, keys and values (B, H, T, W), turned to their positions."""
-        maps = (self.query, self.key, self.value)
-        if x.is_cuda:
-            # One wide product instead of three: x is read once, and its gradient needs no sum.
-            weight, bias = torch.cat([m.weight for m in maps]), torch.cat([m.bias for m in maps])
-            qkv = F.linear(x, weight, bias)
-            if geometry.rotation is not None and has_triton() and qkv.dtype != torch.float64:
+        if x.is_cuda or self.copies is not None:
+            qkv = self.multiply(x)
+            if geometry.rotation is not None and qkv.is_cuda and has_triton() and qkv.dtype != torch.float64:
                 from some_moe.kernels.rotary import rotate_qkv
 
                 turned: tuple[Tensor, ...] = rotate_qkv(qkv, *geometry.rotation, self.num_heads)
                 return turned
             parts = qkv.chunk(3, dim=-1)
         else:
-            parts = tuple(project(x) for project in maps)
+            parts = tuple(project(x) for project in self.maps)
         q, k, v = (part.view(*part.shape[:-1], self.num_heads, -1).transpose(1, 2) for part in parts)
         if geometry.rotation is not None:
             q, k = rotate(q, geometry.rotation), rotate(k, geometry.rotation)
@@ -135,5 +148,5 @@ class Attention(nn.Module):
         if mask is not None and mask.is_floating_point():
             mask = mask.to(q.dtype)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=geometry.is_causal)
-        bias = self.out.bias.detach() if cut_bias else self.out.bias
-        return F.linear(y.transpose(1, 2).flatten(2), self.out.weight, bias)
+        y = y.transpose(1, 2).flatten(2)
+        return multiply(y, self.out) if cut_bias else self.out(y)

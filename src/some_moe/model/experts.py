@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import ConfigError, ModelConfig
-from some_moe.kernels import ExpertWeights, LoraWeights, MixExperts, choose_kernel, fits_graph
+from some_moe.kernels import ExpertWeights, Linear, LoraWeights, MixExperts, choose_kernel, fits_graph
 from some_moe.model.expert_weights import MATRICES, checksum, fill_experts, fill_orthogonal
 
 
@@ -151,7 +151,7 @@ class SharedDownLibrary(ExpertLibrary):
 
     def __init__(self, config: ModelConfig, layer: int, **options: Any) -> None:
         super().__init__(config, layer, **options)
-        self.shared = nn.Linear(config.d_ffn, config.d_model, device=self.up.device)
+        self.shared = Linear(config.d_ffn, config.d_model, device=self.up.device)
 
     def matrices(self) -> tuple[str, ...]:
         return ("up", "up_bias")

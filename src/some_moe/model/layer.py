@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.kernels import gelu_network
+from some_moe.kernels import Linear, gelu_network
 from some_moe.model import gravity as gravity_rules
 from some_moe.model.experts import ExpertLibrary, make_library
 from some_moe.model.init import init_weights
@@ -23,8 +23,8 @@ class DenseFFN(nn.Module):
 
     def __init__(self, d_model: int, width: int) -> None:
         super().__init__()
-        self.expand = nn.Linear(d_model, width)
-        self.project = nn.Linear(width, d_model)
+        self.expand = Linear(d_model, width)
+        self.project = Linear(width, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         return gelu_network(x, self.expand, self.project)

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
-from some_moe.kernels import gelu_network
+from some_moe.kernels import Linear, gelu_network
 
 
 class LinearQuery(nn.Module):
@@ -11,7 +11,7 @@ class LinearQuery(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.project = nn.Linear(config.d_model, config.d_model)
+        self.project = Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         query: Tensor = self.project(x)
@@ -23,8 +23,8 @@ class MlpQuery(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.expand = nn.Linear(config.d_model, config.query_width)
-        self.project = nn.Linear(config.query_width, config.d_model)
+        self.expand = Linear(config.d_model, config.query_width)
+        self.project = Linear(config.query_width, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         return gelu_network(x, self.expand, self.project)

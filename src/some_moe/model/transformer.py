@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.kernels import has_triton, makes_bf16
+from some_moe.kernels import Linear, has_triton, makes_bf16, multiply
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
 from some_moe.model.dropout import Dropout
 from some_moe.model.experts import ExpertLibrary
@@ -177,7 +177,7 @@ class SomeLM(nn.Module):
         with torch.device(device or "cpu"):
             self.embedding = nn.Embedding(model.vocab_size, model.d_model)
             self.drop_embedding = Dropout(model.dropout, 0)
-            self.head = nn.Linear(model.d_model, model.vocab_size)
+            self.head = Linear(model.d_model, model.vocab_size)
             self.layer_words: Tensor
             self.register_buffer("layer_words", make_layer_words(model.num_layers), persistent=False)
         self.blocks = nn.ModuleList(
@@ -269,8 +269,7 @@ class SomeLM(nn.Module):
         """
         if not makes_bf16(x):
             return token_nats(self.head(x), targets)
-        logits = F.linear(x, self.head.weight, self.head.bias.detach())
-        return token_nats(logits, targets, self.head.bias)
+        return token_nats(multiply(x, self.head), targets, self.head.bias)
 
     advance_layers: Advance | None = None  # gravity's, once compiled
 

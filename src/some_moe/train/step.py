@@ -12,6 +12,7 @@ from torch import Tensor
 from some_moe.config import RunConfig
 from some_moe.data.batches import Batch
 from some_moe.hashing import derive_key
+from some_moe.model.copies import weights_copied
 from some_moe.model.routing import Routing
 from some_moe.model.transformer import SomeLM
 from some_moe.train.distributed import ALONE, Team
@@ -83,20 +84,22 @@ def learn(
     loss: Tensor | float = 0.0
     routings: tuple[Routing, ...] = ()
     optimizer.zero_grad(set_to_none=True)
-    for part, share in zip(inputs.parts, inputs.shares, strict=True):
-        with torch.autocast(device_type, torch.bfloat16, enabled=bf16):
-            output = forward(model, part, config, salt=inputs.salt, top_k=top_k, score=True)
-        nats = output.nats
-        if config.data.loss_on == "text":
-            nats = nats * part.real
-        part_loss = nats.sum() / inputs.denominator
-        objective = part_loss
-        if output.aux_loss is not None:
-            objective = part_loss + output.aux_loss * share.to(output.aux_loss.dtype)
-        objective.backward()  # type: ignore[no-untyped-call]
-        loss = loss + part_loss.detach()
-        found = tuple(routing.detach() for routing in output.routings)
-        routings = tuple(a + b for a, b in zip(routings, found, strict=True)) if routings else found
+    # Where launches cost more than the casts; elsewhere autocast may do as it does.
+    with weights_copied(model, torch.bfloat16, enabled=bf16 and device_type == "cuda"):
+        for part, share in zip(inputs.parts, inputs.shares, strict=True):
+            with torch.autocast(device_type, torch.bfloat16, enabled=bf16):
+                output = forward(model, part, config, salt=inputs.salt, top_k=top_k, score=True)
+            nats = output.nats
+            if config.data.loss_on == "text":
+                nats = nats * part.real
+            part_loss = nats.sum() / inputs.denominator
+            objective = part_loss
+            if output.aux_loss is not None:
+                objective = part_loss + output.aux_loss * share.to(output.aux_loss.dtype)
+            objective.backward()  # type: ignore[no-untyped-call]
+            loss = loss + part_loss.detach()
+            found = tuple(routing.detach() for routing in output.routings)
+            routings = tuple(a + b for a, b in zip(routings, found, strict=True)) if routings else found
     assert isinstance(loss, Tensor)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     loss, routings = team.add_up(parameters, loss, routings)

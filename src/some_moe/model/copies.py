@@ -1,0 +1,74 @@
+"""Copies of a model's trained weights in the type that a pass computes in.
+
+Autocast would cast every weight where it is used, and every gradient where it is made: a launch for each, which takes
+longer than the work. Here two launches copy all weights and biases, and one all gradients of the weights. The numbers
+are the same, but for the gradients of biases: those are not rounded at all.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from some_moe.kernels.linear import Linear
+from some_moe.model.attention import Attention
+
+
+def copy_stacked(stacks: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
+    """Copy the tensors of each stack, one below the other, into a tensor of its own."""
+    copies = [
+        stack[0].new_empty((sum(map(len, stack)), *stack[0].shape[1:]), dtype=dtype, requires_grad=False)
+        for stack in stacks
+    ]
+    places = [copy.split_with_sizes(list(map(len, stack))) for copy, stack in zip(copies, stacks, strict=True)]
+    torch._foreach_copy_(list(chain(*places)), list(chain(*stacks)))
+    return copies
+
+
+class CopyWeights(torch.autograd.Function):
+    """`copy_stacked` for autograd, which wants the tensors of all stacks in a row."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, sizes: Sequence[int], *weights: Tensor) -> tuple[Tensor, ...]:
+        """sizes: tensors in each stack."""
+        ctx.set_materialize_grads(False)  # a weight that was not used has no gradient, rather than one of zeros
+        rest = iter(weights)
+        stacks = [[next(rest) for _ in range(size)] for size in sizes]
+        ctx.heights, ctx.dtype = [list(map(len, stack)) for stack in stacks], weights[0].dtype
+        return tuple(copy_stacked(stacks, dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        found: list[Tensor | None] = []
+        for grad, heights in zip(grads, ctx.heights, strict=True):
+            found += [None] * len(heights) if grad is None else grad.split_with_sizes(heights)
+        given = [grad for grad in found if grad is not None]
+        widened = [grad.new_empty(grad.shape, dtype=ctx.dtype) for grad in given]
+        torch._foreach_copy_(widened, given)
+        rest = iter(widened)
+        return None, None, *(None if grad is None else next(rest) for grad in found)
+
+
+@contextmanager
+def weights_copied(model: nn.Module, dtype: torch.dtype, *, enabled: bool = True) -> Iterator[None]:
+    """Within, the linear maps below `model` compute by copies in dtype; gradients go to the parameters as ever.
+
+    The backward pass belongs within, too: activations that it makes anew must be made from the same copies.
+    """
+    holders = [module for module in model.modules() if isinstance(module, Linear | Attention)] if enabled else []
+    if not holders:
+        yield
+        return
+    weights = [[each.weight for each in holder.maps] for holder in holders]
+    biases = [[each.bias.detach() for each in holder.maps] for holder in holders]
+    copied = CopyWeights.apply(dtype, list(map(len, weights)), *chain(*weights))  # type: ignore[no-untyped-call]
+    try:
+        for holder, weight, bias in zip(holders, copied, copy_stacked(biases, dtype), strict=True):
+            holder.copies = (weight, bias)
+        yield
+    finally:
+        for holder in holders:
+            holder.copies = None
