@@ -29,7 +29,7 @@ def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: i
     query[n // 2] = 0  # no direction
     experts = torch.rand(n, num_experts, device=DEVICE).topk(top_k).indices
     counted = torch.rand(n, device=DEVICE) < 0.7
-    counts, pairs, query_sum, raw_sum, norm_sum, num_counted = sum_by_expert(experts, counted, query, num_experts)
+    counts, pairs, query_sum, num_counted = sum_by_expert(experts, counted, query, num_experts)
     chosen = torch.zeros(n, num_experts, dtype=torch.float64, device=DEVICE)
     chosen.scatter_(1, experts, counted.double()[:, None].expand(-1, top_k))
     exact = query.double()
@@ -39,8 +39,6 @@ def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: i
     assert torch.equal(counts, chosen.sum(0).long())
     assert int(num_counted) == int(counted.sum())
     assert torch.allclose(query_sum.double(), chosen.T @ unit, atol=1e-4)
-    assert torch.allclose(raw_sum.double(), (exact * counted[:, None]).sum(0), rtol=1e-4, atol=1e-3)
-    assert torch.allclose(norm_sum.double(), (exact_norms * counted).sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("num_experts", "d"), [(64, 512), (300, 64)])
@@ -63,8 +61,7 @@ def test_squares_of_huge_and_tiny_queries_stay_in_range(size: float, num_experts
     query = torch.full((40, 64), size, device=DEVICE).bfloat16()
     experts = torch.zeros(40, 1, dtype=torch.int64, device=DEVICE)
     counted = torch.ones(40, dtype=torch.bool, device=DEVICE)
-    _, _, query_sum, _, norm_sum, _ = sum_by_expert(experts, counted, query, num_experts)
-    assert torch.allclose(norm_sum.double(), query.double().norm(dim=1).sum(), rtol=1e-5, atol=0)
+    _, _, query_sum, _ = sum_by_expert(experts, counted, query, num_experts)
     assert torch.allclose(query_sum[0], torch.full((64,), 5.0, device=DEVICE), rtol=1e-4)
 
 

@@ -36,7 +36,8 @@ def test_collinearity_from_queries_and_from_sums_agree() -> None:
     layer = SomeLayer(ModelConfig(d_model=12, num_heads=2, num_experts=4, d_ffn=8, top_k=2, vocab_size=9))
     _, routing = layer(torch.randn(2, 7, 12))
     assert routing.query is not None
-    from_sums = collinearity(routing.raw_sum, routing.raw_norm_sum)
+    queries = routing.query.detach().flatten(0, 1)
+    from_sums = collinearity(queries.sum(0), queries.norm(dim=-1).sum())
     assert from_sums == pytest.approx(query_collinearity(routing.query.detach()), rel=1e-5)
 
 

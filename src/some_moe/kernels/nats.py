@@ -70,9 +70,9 @@ def nats_backward_kernel(
 
 
 def _block(vocabulary: int) -> tuple[int, int]:
-    """Logits a program reads at once, and its warps: 32 logits a thread are few enough for registers."""
+    """Logits a program reads at once, and its warps: 64 logits a thread are few enough for registers."""
     block = min(LARGEST_BLOCK, triton.next_power_of_2(vocabulary))
-    return block, max(1, block // 1024)
+    return block, max(1, block // 2048)
 
 
 @torch.library.custom_op("some_moe::token_nats", mutates_args=())

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.kernels.sums import MAX_EXPERTS, sum_in_one_pass
+from some_moe.kernels.sums import can_sum, sum_in_one_pass
 
 
 @triton.jit
@@ -182,12 +182,11 @@ nearest.register_autograd(_backward, setup_context=_save)
 
 @triton.jit
 def mark_kernel(
-    query, experts, counted, marks, norm_sums, numbers, num_tokens, E: tl.constexpr, BE: tl.constexpr,
-    K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr,
+    query, experts, counted, marks, numbers, num_tokens, E: tl.constexpr, BE: tl.constexpr, K: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Mark each counted token's experts in marks (N, 3E + 8): 1 at e, and 1/|query| in two bf16 parts at E + e and
-    2E + e; and 1 at 3E. All else is 0. norm_sums and numbers: each program's sum of |query| over the counted ones, and
-    how many they are."""
+    """Mark each counted token's experts in marks (N, 3E): 1 at e, and 1/|query| in two bf16 parts at E + e and 2E + e.
+    All else is 0. numbers: how many of each program's tokens are counted."""
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = token < num_tokens
     column = tl.arange(0, BD)
@@ -201,7 +200,6 @@ def mark_kernel(
     high = scale.to(tl.bfloat16)
     low = (scale - high.to(tl.float32)).to(tl.bfloat16)
     enters = exists & (tl.load(counted + token, mask=exists, other=0) != 0)
-    tl.store(norm_sums + tl.program_id(0), tl.sum(tl.where(enters, norm, 0.0), 0))
     tl.store(numbers + tl.program_id(0), tl.sum(enters.to(tl.int32), 0))
 
     expert = tl.arange(0, BE)[None, :]
@@ -209,24 +207,21 @@ def mark_kernel(
     for k in tl.static_range(K):
         chosen |= expert == tl.load(experts + token * K + k, mask=enters, other=-1)[:, None]
     keep = exists[:, None] & (expert < E)
-    row = marks + token[:, None] * (3 * E + 8)
+    row = marks + token[:, None] * (3 * E)
     nothing = tl.zeros((BLOCK, BE), dtype=tl.bfloat16)
     tl.store(row + expert, chosen.to(tl.float32).to(tl.bfloat16), mask=keep)
     tl.store(row + E + expert, tl.where(chosen, high[:, None], nothing), mask=keep)
     tl.store(row + 2 * E + expert, tl.where(chosen, low[:, None], nothing), mask=keep)
-    rest = tl.arange(0, 8)[None, :]
-    one = enters[:, None] & (rest == 0)
-    tl.store(row + 3 * E + rest, one.to(tl.float32).to(tl.bfloat16), mask=exists[:, None])
 
 
 @triton.jit
 def finish_kernel(
-    products, sums, norm_sums, numbers, counts, pairs, query_sum, raw_sum, norm_sum, num_counted, num_parts,
-    E: tl.constexpr, BE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BLOCK: tl.constexpr,
+    products, sums, numbers, counts, pairs, query_sum, num_counted, num_parts, E: tl.constexpr, BE: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Turn the products of marks into what `sum_by_expert` returns: program e < E for expert e, the last for the rest.
 
-    products (E, E); sums (2E + 8, D): of both parts of the unit queries, and of the queries in row 2E.
+    products (E, E); sums (2E, D): of both parts of the unit queries.
     """
     row = tl.program_id(0)
     column = tl.arange(0, BD)
@@ -240,60 +235,49 @@ def finish_kernel(
         tl.store(pairs + row * E + other, found.to(tl.int64), mask=other < E)
         tl.store(counts + row, tl.load(products + row * E + row).to(tl.int64))
     else:
-        tl.store(raw_sum + column, tl.load(sums + 2 * E * D + column, mask=inside), mask=inside)
-        length = tl.zeros((BLOCK,), dtype=tl.float32)
         number = tl.zeros((BLOCK,), dtype=tl.int64)
         for first in range(0, num_parts, BLOCK):
             part = first + tl.arange(0, BLOCK)
-            length += tl.load(norm_sums + part, mask=part < num_parts, other=0.0)
             number += tl.load(numbers + part, mask=part < num_parts, other=0)
-        tl.store(norm_sum, tl.sum(length, 0))
         tl.store(num_counted, tl.sum(number, 0))
 
 
-Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @torch.library.custom_op("some_moe::sum_by_expert", mutates_args=())
 def sum_by_expert(experts: Tensor, counted: Tensor, query: Tensor, num_experts: int) -> Sums:
     """Sums over the counted ones of N tokens with bf16 queries (N, D).
 
-    Selections (E,) and co-selections (E, E) int64, exact; sums of unit queries (E, D); the sum of the queries (D,);
-    the sum of their lengths (); how many are counted () int64. All are bf16 products with float32 sums: ones are exact,
-    and a length leaves an error of 2⁻¹⁷. Few experts take one pass; many are marked in a table first.
+    Selections (E,) and co-selections (E, E) int64, exact; sums of unit queries (E, D); how many are counted () int64.
+    All are bf16 products with float32 sums: ones are exact, and a length leaves an error of 2⁻¹⁷. Few experts take one
+    pass; many are marked in a table first.
     """
     num_tokens, top_k = experts.shape
     made = _empty_sums(experts, query, num_experts)
-    if num_experts <= MAX_EXPERTS:
+    if can_sum(query, num_experts):
         sum_in_one_pass(experts, counted, query, made)
         return made
     padded, padded_experts = triton.next_power_of_2(query.shape[1]), triton.next_power_of_2(num_experts)
     sizes = {"E": num_experts, "BE": padded_experts, "D": query.shape[1], "BD": padded}
     block = max(1, 2048 // max(padded, padded_experts))
     programs = triton.cdiv(num_tokens, block)
-    marks = query.new_empty(num_tokens, 3 * num_experts + 8)
-    norm_sums = torch.empty(programs, dtype=torch.float32, device=query.device)
+    marks = query.new_empty(num_tokens, 3 * num_experts)
     numbers = torch.empty(programs, dtype=torch.int32, device=query.device)
-    mark_kernel[(programs,)](
-        query, experts, counted, marks, norm_sums, numbers, num_tokens, K=top_k, BLOCK=block, **sizes
-    )
+    mark_kernel[(programs,)](query, experts, counted, marks, numbers, num_tokens, K=top_k, BLOCK=block, **sizes)
     ones = marks[:, :num_experts]
     products = torch.mm(ones.T, ones, out_dtype=torch.float32)
     sums = torch.mm(marks[:, num_experts:].T, query, out_dtype=torch.float32)
-    finish_kernel[(num_experts + 1,)](products, sums, norm_sums, numbers, *made, programs, BLOCK=1024, **sizes)
+    finish_kernel[(num_experts + 1,)](products, sums, numbers, *made, programs, BLOCK=1024, **sizes)
     return made
 
 
 def _empty_sums(experts: Tensor, query: Tensor, num_experts: int) -> Sums:
     """Room for what `sum_by_expert` returns."""
-    d = query.shape[1]
-    query_sum = query.new_empty(num_experts, d, dtype=torch.float32)
     return (
         experts.new_empty(num_experts),
         experts.new_empty(num_experts, num_experts),
-        query_sum,
-        query_sum.new_empty(d),
-        query_sum.new_empty(()),
+        query.new_empty(num_experts, query.shape[1], dtype=torch.float32),
         experts.new_empty(()),
     )
 

@@ -13,69 +13,61 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024  # pairs a program turns: with four warps a thread moves 16 bytes of bf16 at a time
-
 
 @triton.jit
 def rotate_kernel(
-    qkv, cos, sin, q, k, v, num_pairs, T, angle_row,
+    qkv, cos, sin, q, k, v, num_tokens, T, angle_row,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
-    H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Forward: qkv (B·T, 3·D) → q, k turned. Backward: the gradients of q, k, v → that of qkv.
 
     q_b, q_t, q_h are q's strides by row, position and head; within a head elements are neighbours.
     """
-    HALF: tl.constexpr = W // 2
-    pair = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # among those of all tokens' heads
-    keep = pair < num_pairs
-    place, head, token = pair % HALF, pair // HALF % H, pair // (HALF * H)
-    row, time = (token.to(tl.int32) // T).to(tl.int64), token.to(tl.int32) % T
-    angle = row * angle_row + time * HALF + place
+    token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, time = (token // T)[:, None], (token % T)[:, None]
+    pair = tl.arange(0, PADDED)[None, :]
+    head, place = pair // (W // 2), pair % (W // 2)
+    keep = (token < num_tokens)[:, None] & (pair < H * (W // 2))
+    angle = row * angle_row + time * (W // 2) + place
     c = tl.load(cos + angle, mask=keep, other=0.0)
     s = tl.load(sin + angle, mask=keep, other=0.0)
-    whole = qkv + token * (3 * H * W) + head * W + place
-    part_q = q + row * q_b + time * q_t + head * q_h + place
-    part_k = k + row * k_b + time * k_t + head * k_h + place
-    # All that is read comes before what is written: nobody waits twice.
+    whole = qkv + token[:, None] * (3 * H * W) + head * W + place
+    part = q + row * q_b + time * q_t + head * q_h + place
+    turn(whole, part, c, s, keep, W, BACKWARD)
+    part = k + row * k_b + time * k_t + head * k_h + place
+    turn(whole + H * W, part, c, s, keep, W, BACKWARD)
     if BACKWARD:
-        s = -s
-        q_left, q_right = load_pairs(part_q, keep, HALF)
-        k_left, k_right = load_pairs(part_k, keep, HALF)
-        v_left, v_right = load_pairs(v + row * v_b + time * v_t + head * v_h + place, keep, HALF)
-        turn(q_left, q_right, c, s, whole, keep, HALF)
-        turn(k_left, k_right, c, s, whole + H * W, keep, HALF)
-        tl.store(whole + 2 * H * W, v_left, mask=keep)
-        tl.store(whole + 2 * H * W + HALF, v_right, mask=keep)
+        whole += 2 * H * W
+        part = v + row * v_b + time * v_t + head * v_h + place
+        tl.store(whole, tl.load(part, mask=keep), mask=keep)
+        tl.store(whole + W // 2, tl.load(part + W // 2, mask=keep), mask=keep)
+
+
+@triton.jit
+def turn(whole, part, c, s, keep, W: tl.constexpr, BACKWARD: tl.constexpr):
+    """Turn each pair (i, i + W/2) by its angle from `whole` to `part`, or back."""
+    if BACKWARD:
+        left = tl.load(part, mask=keep, other=0.0).to(tl.float32)
+        right = tl.load(part + W // 2, mask=keep, other=0.0).to(tl.float32)
+        tl.store(whole, (left * c + right * s).to(whole.dtype.element_ty), mask=keep)
+        tl.store(whole + W // 2, (right * c - left * s).to(whole.dtype.element_ty), mask=keep)
     else:
-        q_left, q_right = load_pairs(whole, keep, HALF)
-        k_left, k_right = load_pairs(whole + H * W, keep, HALF)
-        turn(q_left, q_right, c, s, part_q, keep, HALF)
-        turn(k_left, k_right, c, s, part_k, keep, HALF)
-
-
-@triton.jit
-def load_pairs(first, keep, HALF: tl.constexpr):
-    """The elements i and i + W/2 of a head."""
-    return tl.load(first, mask=keep, other=0.0), tl.load(first + HALF, mask=keep, other=0.0)
-
-
-@triton.jit
-def turn(left, right, c, s, first, keep, HALF: tl.constexpr):
-    """Turn pairs by their angles, and store them."""
-    left, right = left.to(tl.float32), right.to(tl.float32)
-    tl.store(first, (left * c - right * s).to(first.dtype.element_ty), mask=keep)
-    tl.store(first + HALF, (left * s + right * c).to(first.dtype.element_ty), mask=keep)
+        left = tl.load(whole, mask=keep, other=0.0).to(tl.float32)
+        right = tl.load(whole + W // 2, mask=keep, other=0.0).to(tl.float32)
+        tl.store(part, (left * c - right * s).to(part.dtype.element_ty), mask=keep)
+        tl.store(part + W // 2, (left * s + right * c).to(part.dtype.element_ty), mask=keep)
 
 
 def _launch(qkv: Tensor, cos: Tensor, sin: Tensor, parts: tuple[Tensor, ...], *, backward: bool) -> None:
     batch, heads, time, width = parts[0].shape
     strides = [part.stride(axis) for part in parts for axis in (0, 2, 1)]
-    num_pairs = batch * time * heads * width // 2
+    padded = triton.next_power_of_2(heads * width // 2)
+    block = max(1, 1024 // padded)
     cos, sin = cos.contiguous(), sin.contiguous()
-    rotate_kernel[(triton.cdiv(num_pairs, BLOCK),)](
-        qkv, cos, sin, *parts, num_pairs, time, 0 if len(cos) == 1 else cos.stride(0), *strides,
-        H=heads, W=width, BLOCK=BLOCK, BACKWARD=backward,
+    rotate_kernel[(triton.cdiv(batch * time, block),)](
+        qkv, cos, sin, *parts, batch * time, time, 0 if len(cos) == 1 else cos.stride(0), *strides,
+        H=heads, W=width, BLOCK=block, PADDED=padded, BACKWARD=backward,
     )  # fmt: skip
 
 

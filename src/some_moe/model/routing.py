@@ -65,8 +65,7 @@ class Routing:
     query_sum: Tensor  # (E, D) sum s of the unit queries of each expert's tokens
     pairs: Tensor  # (E, E) int64 co-selections C; the diagonal is n
     num_tokens: Tensor  # () int64 counted tokens
-    raw_sum: Tensor  # (D,) sum of raw queries, before centring
-    raw_norm_sum: Tensor  # () sum of their lengths
+    raw_sum: Tensor  # (D,) sum of raw queries, before centring; (0,) where they are not centred
     sample: Tensor  # (S, D) unit queries, first in the order first; zero: no direction, or no token
     sample_order: Tensor  # (S,) int64, NOT_SAMPLED where the batch had fewer tokens
     experts: Tensor | None = None  # (B, T, K) int64
@@ -88,7 +87,7 @@ class Routing:
         return Routing(**{name: getattr(self, name).detach() for name in (*SUMS, "sample", "sample_order")})
 
 
-SUMS = ("counts", "query_sum", "pairs", "num_tokens", "raw_sum", "raw_norm_sum")
+SUMS = ("counts", "query_sum", "pairs", "num_tokens", "raw_sum")
 assert {f.name for f in fields(Routing)} >= set(SUMS)
 
 
@@ -112,9 +111,8 @@ class _Sums:
     counts: Tensor  # (E,) int64
     pairs: Tensor  # (E, E) int64
     query_sum: Tensor  # (E, D)
-    raw_sum: Tensor  # (D,)
-    raw_norm_sum: Tensor  # ()
     num_tokens: Tensor  # () int64
+    raw_sum: Tensor  # (D,) or (0,)
 
 
 def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor, num_experts: int) -> _Sums:
@@ -122,10 +120,10 @@ def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor
     if query.is_cuda and query.dtype == torch.bfloat16 and mean is None and has_triton():
         from some_moe.kernels.nearest import sum_by_expert
 
-        return _Sums(*sum_by_expert(experts, counted, query, num_experts))
+        counts, pairs, query_sum, number = sum_by_expert(experts, counted, query, num_experts)
+        return _Sums(counts, pairs, query_sum, number, query_sum.new_empty(0))
     raw = at_least_float32(query)
     unit = unit_vectors(raw if mean is None else raw - mean.to(raw.dtype))
-    raw = raw * counted.to(raw.dtype)[:, None]
     # One row per token with a 1 at each chosen expert: all sums are matrix products, exact for counts.
     chosen = unit.new_zeros(len(unit), num_experts)
     chosen.scatter_(1, experts, counted.to(unit.dtype)[:, None].expand(experts.shape))
@@ -134,9 +132,8 @@ def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor
         pairs.diagonal().contiguous(),
         pairs,
         chosen.T @ unit,
-        raw.sum(0),
-        raw.norm(dim=-1).sum(),
         counted.sum(),
+        raw.new_empty(0) if mean is None else (raw * counted.to(raw.dtype)[:, None]).sum(0),
     )
 
 
@@ -149,7 +146,6 @@ def shape_sums(num_experts: int, d_model: int, num_samples: int) -> dict[str, Te
         "pairs": (num_experts, num_experts),
         "num_tokens": (),
         "raw_sum": (d_model,),
-        "raw_norm_sum": (),
         "sample": (num_samples, d_model),
         "sample_order": (num_samples,),
     }

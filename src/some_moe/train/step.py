@@ -17,7 +17,7 @@ from some_moe.model.routing import Routing
 from some_moe.model.transformer import SomeLM
 from some_moe.train.distributed import ALONE, Team
 from some_moe.train.evaluate import forward
-from some_moe.train.optim import set_rate
+from some_moe.train.optim import Optimizer, set_rate
 from some_moe.train.schedule import rate_share, top_k_at
 
 
@@ -71,7 +71,7 @@ def prepare(batch: Batch, config: RunConfig, step: int, device: torch.device, te
 
 def learn(
     model: SomeLM,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     inputs: StepInputs,
     config: RunConfig,
     top_k: int,
@@ -103,14 +103,13 @@ def learn(
     assert isinstance(loss, Tensor)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     loss, routings = team.add_up(parameters, loss, routings)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.clip or float("inf"), foreach=True)
-    optimizer.step()
+    norm = optimizer.clip_and_step(config.train.clip or None)
     return loss, norm, routings
 
 
 def train_step(
     model: SomeLM,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     batch: Batch,
     config: RunConfig,
     step: int,

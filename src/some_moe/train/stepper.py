@@ -18,7 +18,7 @@ from some_moe.model.routing import Routing
 from some_moe.model.transformer import SomeLM
 from some_moe.train.distributed import ALONE, Team
 from some_moe.train.machine import Machine
-from some_moe.train.optim import set_rate
+from some_moe.train.optim import Optimizer, set_rate
 from some_moe.train.schedule import rate_share, top_k_at
 from some_moe.train.step import StepInputs, StepResult, learn, prepare, train_step
 
@@ -53,7 +53,7 @@ class Stepper:
     def __init__(
         self,
         model: SomeLM,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         config: RunConfig,
         total_steps: int,
         machine: Machine,
