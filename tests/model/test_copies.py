@@ -58,6 +58,8 @@ CASES: dict[str, dict[str, object]] = {
     "lora": {"trainability": "lora", "lora_rank": 3},
     "shared-down": {"shared_down": True},
     "dense": {"ffn": "dense", "dense_width": 48},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "dropout": {"dropout": 0.2},
 }
 
 
@@ -141,6 +143,16 @@ def test_gradients_of_biases_are_not_rounded() -> None:
     assert layer.bias.grad is not None
     assert torch.allclose(layer.bias.grad.double(), back.double().sum((0, 1)), rtol=1e-6)
     assert not torch.equal(layer.bias.grad, layer.bias.grad.bfloat16().float())
+
+
+def test_embedded_rows_are_those_of_the_copy_unless_something_comes_before_the_rounding() -> None:
+    tokens, _ = draw_tokens(BASE)
+    for changes, may_round in (({}, True), ({"positions": "sinusoidal"}, False), ({"dropout": 0.1}, False)):
+        model = make_model(BASE.override(changes), None)
+        with weights_copied(model, torch.bfloat16):
+            x = model.embedding(tokens)
+        assert torch.equal(x, model.embedding(tokens).to(x.dtype))
+        assert (x.dtype == torch.bfloat16) is may_round
 
 
 def test_copies_go_away_when_a_step_fails() -> None:

@@ -10,7 +10,7 @@ from some_moe.data.tokenizer import BOS, EOS
 from some_moe.model.transformer import SomeLM
 from some_moe.train.optim import make_optimizer
 from some_moe.train.step import prepare, train_step
-from some_moe.train.stepper import copy_inputs
+from some_moe.train.tray import ALIGNMENT, Tray, list_tensors
 
 MODEL = ModelConfig(
     d_model=16, num_layers=2, num_heads=2, vocab_size=20, num_experts=4, d_ffn=8, top_k=2, center_queries=True
@@ -107,11 +107,15 @@ def test_a_recording_is_given_all_that_differs_between_steps() -> None:
     own, new = (prepare(batch, config, step, CPU) for step, batch in enumerate(batches[:2]))
     assert len(own.shares) == 2
     assert own.shares != new.shares
-    copy_inputs(own, new)
-    for mine, theirs in zip(own.parts, new.parts, strict=True):
-        for name, value in vars(theirs).items():
-            if isinstance(value, torch.Tensor):
-                assert torch.equal(getattr(mine, name), value), name
-    assert own.shares == new.shares
-    assert torch.equal(own.denominator, new.denominator)
-    assert torch.equal(own.salt, new.salt)
+    tray = Tray(own, CPU)
+    for inputs in (own, new):
+        tray.bring(inputs)
+        for mine, theirs in zip(tray.inputs.parts, inputs.parts, strict=True):
+            for name, value in vars(theirs).items():
+                if isinstance(value, torch.Tensor):
+                    assert torch.equal(getattr(mine, name), value), name
+        assert tray.inputs.shares == inputs.shares
+        assert torch.equal(tray.inputs.denominator, inputs.denominator)
+        assert torch.equal(tray.inputs.salt, inputs.salt)
+    places = [tensor.data_ptr() - tray.memory.data_ptr() for tensor in list_tensors(tray.inputs)]
+    assert all(place % ALIGNMENT == 0 for place in places)

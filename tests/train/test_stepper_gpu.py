@@ -12,7 +12,9 @@ from some_moe.data.batches import Batch
 from some_moe.model.transformer import SomeLM
 from some_moe.train.machine import choose_machine, settle_experts
 from some_moe.train.optim import make_optimizer
+from some_moe.train.step import prepare
 from some_moe.train.stepper import Stepper
+from some_moe.train.tray import Tray, list_tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -124,6 +126,24 @@ def test_steps_wait_for_nothing() -> None:
             stepper(batches[step % 4], step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_inputs_arrive_in_time_and_are_not_overtaken_by_later_ones() -> None:
+    config = make_config(True)
+    sent = [prepare(make_batch(step), config, step, torch.device("cpu")) for step in range(20)]
+    tray = Tray(sent[0], torch.device("cuda"))
+    arrived = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for inputs in sent:
+            torch.cuda._sleep(5_000_000)  # the step before is at work for a few milliseconds
+            tray.bring(inputs)
+            arrived.append([tensor.clone() for tensor in list_tensors(tray.inputs)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for inputs, found in zip(sent, arrived, strict=True):
+        for expected, tensor in zip(list_tensors(inputs), found, strict=True):
+            assert torch.equal(tensor.cpu(), expected)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,6 +4,7 @@ Shapes: B rows, T new positions, P past positions, H heads, W head width, D = HÂ
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +29,17 @@ def make_geometry(
     positions: Tensor,
     past_positions: Tensor | None = None,
     segments: Tensor | None = None,
+    rotation: tuple[Tensor, Tensor] | None = None,
 ) -> Geometry:
     """positions (B or 1, T) of the new tokens, past_positions (B or 1, P) of the cached ones.
 
     segments (B, T): tokens see only tokens of the same segment (packed rows; not with a cache).
+    rotation: the rotary angles of the positions, where they are at hand.
     """
-    rotation = rotary_angles(positions, config.head_width) if config.positions == "rope" else None
+    if config.positions != "rope":
+        rotation = None
+    elif rotation is None:
+        rotation = rotary_angles(positions, config.head_width)
     time, past = positions.shape[1], 0 if past_positions is None else past_positions.shape[1]
     if config.positions != "alibi" and segments is None and (past == 0 or time == 1):
         return Geometry(rotation=rotation, mask=None, is_causal=time > 1)
@@ -54,6 +60,25 @@ def rotary_angles(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
     inverse = 10000.0 ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
     angle = positions[:, None, :, None].float() * inverse
     return angle.cos(), angle.sin()
+
+
+@cache
+def tabulate_positions(length: int, width: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Positions (1, length) from 0 on, and their rotary angles (1, 1, length, width/2)."""
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        # What a CUDA graph makes while it is recorded is its own, and is overwritten when it is replayed.
+        assert not torch.cuda.is_current_stream_capturing(), "let the model run once before it is recorded"
+    with torch.inference_mode(False):  # what is made in that mode may be part of no gradient
+        positions = torch.arange(length, device=device)[None]
+        return positions, rotary_angles(positions, width)
+
+
+def plain_positions(start: int, end: int, width: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Positions (1, end âˆ’ start) of rows without gaps, and their rotary angles, from a table that is kept."""
+    positions, angles = tabulate_positions(1 << (end - 1).bit_length(), width, device)
+    # Cut in two dimensions, so that the others have the strides of a tensor of this length.
+    cos, sin = (part[0, 0, start:end][None, None] for part in angles)
+    return positions[0, start:end][None], (cos, sin)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -2,12 +2,12 @@
 
 Autocast would cast every weight where it is used, and every gradient where it is made: a launch for each, which takes
 longer than the work. Here two launches copy all weights and biases, and one all gradients of the weights. The numbers
-are the same, but for the gradients of biases: those are not rounded at all.
+are the same, but for the gradients of biases: those are not rounded at all. An embedding gives rows of its copy.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -15,30 +15,32 @@ from torch import Tensor, nn
 
 from some_moe.kernels.linear import Linear
 from some_moe.model.attention import Attention
+from some_moe.model.embedding import Embedding
 
 
 def copy_stacked(stacks: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
     """Copy the tensors of each stack, one below the other, into a tensor of its own."""
-    copies = [
-        stack[0].new_empty((sum(map(len, stack)), *stack[0].shape[1:]), dtype=dtype, requires_grad=False)
-        for stack in stacks
-    ]
+    copies = [stack[0].new_empty((sum(map(len, stack)), *stack[0].shape[1:]), dtype=dtype) for stack in stacks]
     places = [copy.split_with_sizes(list(map(len, stack))) for copy, stack in zip(copies, stacks, strict=True)]
     torch._foreach_copy_(list(chain(*places)), list(chain(*stacks)))
     return copies
 
 
-class CopyWeights(torch.autograd.Function):
+class CopyTensors(torch.autograd.Function):
     """`copy_stacked` for autograd, which wants the tensors of all stacks in a row."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, sizes: Sequence[int], *weights: Tensor) -> tuple[Tensor, ...]:
-        """sizes: tensors in each stack."""
+    def forward(
+        ctx: Any, dtype: torch.dtype, sizes: Sequence[int], num_followed: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """sizes: tensors in each stack; num_followed: so many stacks, the first ones, get gradients by their copies."""
         ctx.set_materialize_grads(False)  # a weight that was not used has no gradient, rather than one of zeros
-        rest = iter(weights)
+        rest = iter(tensors)
         stacks = [[next(rest) for _ in range(size)] for size in sizes]
-        ctx.heights, ctx.dtype = [list(map(len, stack)) for stack in stacks], weights[0].dtype
-        return tuple(copy_stacked(stacks, dtype))
+        ctx.heights, ctx.dtype = [list(map(len, stack)) for stack in stacks], tensors[0].dtype
+        copies = copy_stacked(stacks, dtype)
+        ctx.mark_non_differentiable(*copies[num_followed:])
+        return tuple(copies)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -49,26 +51,35 @@ class CopyWeights(torch.autograd.Function):
         widened = [grad.new_empty(grad.shape, dtype=ctx.dtype) for grad in given]
         torch._foreach_copy_(widened, given)
         rest = iter(widened)
-        return None, None, *(None if grad is None else next(rest) for grad in found)
+        return None, None, None, *(None if grad is None else next(rest) for grad in found)
 
 
 @contextmanager
 def weights_copied(model: nn.Module, dtype: torch.dtype, *, enabled: bool = True) -> Iterator[None]:
-    """Within, the linear maps below `model` compute by copies in dtype; gradients go to the parameters as ever.
+    """Within, linear maps and embeddings below `model` use copies in dtype; gradients go to the parameters as ever.
 
     The backward pass belongs within, too: activations that it makes anew must be made from the same copies.
     """
-    holders = [module for module in model.modules() if isinstance(module, Linear | Attention)] if enabled else []
+    modules = list(model.modules()) if enabled else []
+    holders = [module for module in modules if isinstance(module, Linear | Attention)]
+    embeddings = [module for module in modules if isinstance(module, Embedding) and module.may_round]
     if not holders:
         yield
         return
-    weights = [[each.weight for each in holder.maps] for holder in holders]
-    biases = [[each.bias.detach() for each in holder.maps] for holder in holders]
-    copied = CopyWeights.apply(dtype, list(map(len, weights)), *chain(*weights))  # type: ignore[no-untyped-call]
+    # First what gets its gradient by its copy; the small ones last, for a launch of their own.
+    stacks: list[list[Tensor]] = [[each.weight for each in holder.maps] for holder in holders]
+    stacks += [[embedding.weight] for embedding in embeddings]
+    stacks += [[each.bias for each in holder.maps] for holder in holders]
+    copies = iter(CopyTensors.apply(dtype, list(map(len, stacks)), len(holders), *chain(*stacks)))  # type: ignore[no-untyped-call]
+    weights = list(islice(copies, len(holders)))
     try:
-        for holder, weight, bias in zip(holders, copied, copy_stacked(biases, dtype), strict=True):
+        for embedding in embeddings:
+            embedding.copy = next(copies)
+        for holder, weight, bias in zip(holders, weights, copies, strict=True):
             holder.copies = (weight, bias)
         yield
     finally:
+        for embedding in embeddings:
+            embedding.copy = None
         for holder in holders:
             holder.copies = None

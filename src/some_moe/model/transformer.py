@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
 from some_moe.kernels import Linear, has_triton, makes_bf16, multiply
-from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
+from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, plain_positions, sinusoidal_positions
 from some_moe.model.dropout import Dropout
+from some_moe.model.embedding import Embedding
 from some_moe.model.experts import ExpertLibrary
 from some_moe.model.gravity import Advance, advance_layers, step_layers
 from some_moe.model.init import init_weights
@@ -175,7 +176,8 @@ class SomeLM(nn.Module):
         self.seed = seed
         self.checkpoint_activations = checkpoint_activations
         with torch.device(device or "cpu"):
-            self.embedding = nn.Embedding(model.vocab_size, model.d_model)
+            plain = model.residual_dtype == "auto" and model.positions != "sinusoidal" and model.dropout == 0
+            self.embedding = Embedding(model.vocab_size, model.d_model, may_round=plain)
             self.drop_embedding = Dropout(model.dropout, 0)
             self.head = Linear(model.d_model, model.vocab_size)
             self.layer_words: Tensor
@@ -219,10 +221,12 @@ class SomeLM(nn.Module):
         for packed rows. sums: off where the keys will not move by this pass.
         """
         past = 0 if cache is None else cache.length
-        if positions is None:
-            positions = torch.arange(past, past + tokens.shape[1], device=tokens.device)[None]
         past_positions = torch.arange(past, device=tokens.device)[None] if past else None
-        geometry = make_geometry(self.model, positions, past_positions, segments)
+        rotation = None
+        if positions is None:
+            end = past + tokens.shape[1]
+            positions, rotation = plain_positions(past, end, self.model.head_width, tokens.device)
+        geometry = make_geometry(self.model, positions, past_positions, segments, rotation)
         info = TokenInfo.of(
             (tokens.shape[0], tokens.shape[1]),
             tokens.device,

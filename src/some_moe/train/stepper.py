@@ -6,7 +6,7 @@ held up by Python. It is the same work on the same kind of tensors, as `train.st
 
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +21,11 @@ from some_moe.train.machine import Machine
 from some_moe.train.optim import Optimizer, set_rate
 from some_moe.train.schedule import rate_share, top_k_at
 from some_moe.train.step import StepInputs, StepResult, learn, prepare, train_step
+from some_moe.train.tray import Tray
 
 ORDINARY_STEPS = 3  # of each shape before it is recorded: what is compiled or allocated on first use is there by then
 MAX_RECORDINGS = 16
+HOST = torch.device("cpu")
 COMPILE_PAYS = 200  # a run of fewer steps is over before compiling would have paid
 
 Kind = tuple[Any, ...]
@@ -34,7 +36,7 @@ class Recording:
     """One kind of step: the graph, the tensors it reads and those it leaves."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: StepInputs
+    tray: Tray
     loss: Tensor
     norm: Tensor
     routings: tuple[Routing, ...]
@@ -120,13 +122,13 @@ class Stepper:
     def replay(self, kind: Kind, batch: Batch, step: int) -> StepResult:
         """Bring the batch to where the recording reads, and run it; record first, where there is none."""
         set_rate(self.optimizer, rate := self.rate_at(step))
-        inputs = prepare(batch, self.config, step, self.machine.device)
+        inputs = prepare(batch, self.config, step, HOST)
         if kind not in self.recordings:
             started = self.now()
             self.recordings[kind] = self.record(inputs, kind[2], step)
             self.compile_seconds += self.now() - started
         recording = self.recordings[kind]
-        copy_inputs(recording.inputs, inputs)
+        recording.tray.bring(inputs)
         recording.graph.replay()
         return StepResult(
             loss=recording.loss.clone(),
@@ -141,40 +143,14 @@ class Stepper:
 
     def record(self, inputs: StepInputs, top_k: int, step: int) -> Recording:
         """Record, without doing it, one step on tensors of its own."""
-        own = replace(
-            inputs,
-            parts=tuple(clone_batch(part) for part in inputs.parts),
-            shares=tuple(share.clone() for share in inputs.shares),
-            denominator=inputs.denominator.clone(),
-            salt=inputs.salt.clone(),
-        )
+        tray = Tray(inputs, self.machine.device)
         torch.cuda.empty_cache()  # what the ordinary steps used, the recording will hold
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.recordings.values())).graph.pool() if self.recordings else None
         # Other threads go on pinning batches meanwhile, which CUDA would refuse if told to mind them too.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-            loss, norm, routings = learn(self.model, self.optimizer, own, self.config, top_k, bf16=self.machine.bf16)
+            loss, norm, routings = learn(
+                self.model, self.optimizer, tray.inputs, self.config, top_k, bf16=self.machine.bf16
+            )
             self.model.gravity_step(routings, step, self.total_steps)
-        return Recording(graph, own, loss, norm, routings)
-
-
-def batch_tensors(batch: Batch) -> list[Tensor]:
-    every = (batch.inputs, batch.targets, batch.real, batch.rows, batch.positions, batch.segments)
-    return [tensor for tensor in every if tensor is not None]
-
-
-def clone_batch(batch: Batch) -> Batch:
-    changes = {name: value.clone() for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    return replace(batch, **changes)
-
-
-def input_tensors(inputs: StepInputs) -> list[Tensor]:
-    """All that may differ between two steps of a kind."""
-    parts = [tensor for part in inputs.parts for tensor in batch_tensors(part)]
-    return [*parts, *inputs.shares, inputs.denominator, inputs.salt]
-
-
-def copy_inputs(own: StepInputs, new: StepInputs) -> None:
-    """Overwrite the recording's inputs."""
-    for target, source in zip(input_tensors(own), input_tensors(new), strict=True):
-        target.copy_(source)
+        return Recording(graph, tray, loss, norm, routings)

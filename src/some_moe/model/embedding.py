@@ -1,0 +1,43 @@
+"""The token embedding, which can read its rows from a copy in another type. Shapes: V vocabulary, D model width."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class GatherRows(torch.autograd.Function):
+    """Rows of a copy (V, D) of the weight, whose gradient is added up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, copy: Tensor, tokens: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.num_rows, ctx.dtype = len(weight), weight.dtype
+        return F.embedding(tokens, copy)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (tokens,) = ctx.saved_tensors
+        # On a GPU sums are in float32 whatever they are of, and rounded once, as the gradient of any product is; half as
+        # wide numbers are sorted in half the time. On a CPU they would be made in the gradient's own type.
+        given = (grad, tokens.int()) if grad.is_cuda else (grad.to(ctx.dtype), tokens)
+        added = torch.ops.aten.embedding_dense_backward(*given, ctx.num_rows, -1, False)
+        return added.to(ctx.dtype), None, None
+
+
+class Embedding(nn.Embedding):
+    """A vector for each token."""
+
+    def __init__(self, num_tokens: int, d_model: int, *, may_round: bool) -> None:
+        """may_round: nothing is done to the vectors before they are rounded to the type of the residual stream."""
+        super().__init__(num_tokens, d_model)
+        self.may_round = may_round
+        self.copy: Tensor | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (B, T) → (B, T, D), in the type of the copy where there is one."""
+        if self.copy is None:
+            return super().forward(tokens)
+        x: Tensor = GatherRows.apply(self.weight, self.copy, tokens)  # type: ignore[no-untyped-call]
+        return x
