@@ -73,8 +73,11 @@ def test_the_gradient_of_a_bias_within_the_addend_equals_float64(n: int, d: int)
     plain = AddNorm.apply(*leaves, 1e-5, None)  # type: ignore[no-untyped-call]
     outputs = AddNorm.apply(*leaves, 1e-5, addend_bias)  # type: ignore[no-untyped-call]
     *found, sums = torch.autograd.grad(outputs, (*leaves, addend_bias), halves)
-    for left, right in zip((*outputs, *found), (*plain, *torch.autograd.grad(plain, leaves, halves)), strict=True):
+    for left, right in zip(outputs, plain, strict=True):
         assert torch.equal(left, right)
+    for left, right in zip(found, torch.autograd.grad(plain, leaves, halves), strict=True):
+        # Another kernel, which may contract products and sums in another way.
+        assert (left.double() - right.double()).norm() <= 1e-6 * right.double().norm() or torch.equal(left, right)
     of_y = halves[1].double() + halves[2].double()
     wide = expected(list(leaves), [halves[0], of_y], with_addend=True)[2].flatten(0, 1)
     assert sums.dtype == addend_bias.dtype

@@ -197,7 +197,7 @@ def multiply_up(
     if pingpong.can_take_turns(spread, plan.m, f):
         source, weights = pingpong.describe(spread, m, k), _describe_stack(up, n, k, pingpong.describe)
         arguments = source, weights, up_bias, pingpong.describe(hidden, m, n // 2), slope, tiles.expert, tiles.used
-        pingpong.launch(pingpong.up_kernel, _programs(tiles, f, n), *arguments, d=d, f=f)
+        pingpong.launch(pingpong.up_kernel, _programs(tiles, f, n), *arguments, D=d, F=f)
         return
     b = fit(plan.up, f)
     source, weights = _describe(spread, plan.m, b.k), _describe_stack(up, b.n, b.k)
@@ -206,20 +206,64 @@ def multiply_up(
 
 
 def multiply_down_backward(
-    spread: Tensor, down: Tensor, slope: Tensor, grad_pre: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
-) -> None:
-    """grad_pre of the gradients `spread`."""
+    spread: Tensor, down: Tensor, slope: Tensor, grad_pre: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any],
+    sums: Tensor | None = None,
+) -> bool:  # fmt: skip
+    """grad_pre of the gradients `spread`. sums (tiles, F): room for the sums of each tile's columns; returns whether
+    they were made."""
     d, f = sizes["D"], sizes["F"]
     m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
     if pingpong.can_take_turns(spread, plan.m, f):
         source, weights = pingpong.describe(spread, m, k), _describe_stack(down, k, n, pingpong.describe)
-        arguments = source, weights, slope, pingpong.describe(grad_pre, m, n // 2), tiles.expert, tiles.used
-        pingpong.launch(pingpong.down_backward_kernel, _programs(tiles, f, n), *arguments, d=d, f=f)
-        return
+        arguments = source, weights, slope, pingpong.describe(grad_pre, m, n // 2), sums, tiles.expert, tiles.used
+        pingpong.launch(pingpong.down_backward_kernel, _programs(tiles, f, n), *arguments, D=d, F=f)
+        return sums is not None
     b = fit(plan.down_backward, f)
     source, weights = _describe(spread, plan.m, b.k), _describe_stack(down, b.k, b.n)
     targets = _describe(slope, plan.m, b.n), _describe(grad_pre, plan.m, b.n)
     _launch(kernels.down_backward_kernel, b, f, tiles, source, weights, *targets, stays=False, **sizes)
+    return False
+
+
+def _multiply_plainly(
+    rows: Tensor, stack: Tensor, bias: Tensor | None, target: Tensor, tiles: Tiles, *, transposed: bool
+) -> None:
+    """target = rows @ each tile's matrix of the stack (its transpose) + bias, by groups that take turns."""
+    m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
+    weights = _describe_stack(stack, *((n, k) if transposed else (k, n)), pingpong.describe)
+    arguments = pingpong.describe(rows, m, k), weights, bias, pingpong.describe(target, m, n // 2)
+    width = target.shape[1]
+    pingpong.launch(
+        pingpong.plain_kernel, _programs(tiles, width, n), *arguments, tiles.expert, tiles.used, INNER=rows.shape[1],
+        WIDTH=width, HEIGHT=stack.shape[-2], TRANSPOSED=transposed,
+    )  # fmt: skip
+
+
+def multiply_down(
+    hidden: Tensor, down: Tensor, down_bias: Tensor, rows: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
+) -> None:
+    """rows (P, D) of hidden."""
+    d = sizes["D"]
+    if pingpong.can_take_turns(hidden, plan.m, d):
+        _multiply_plainly(hidden, down, down_bias, rows, tiles, transposed=True)
+        return
+    b = fit(plan.down, d)
+    source, weights = _describe(hidden, plan.m, b.k), _describe_stack(down, b.n, b.k)
+    _launch(kernels.down_kernel, b, d, tiles, source, weights, down_bias, _describe(rows, plan.m, b.n // 2), **sizes)
+
+
+def multiply_up_backward(
+    grad_pre: Tensor, up: Tensor, grad_spread: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
+) -> None:
+    """grad_spread (P, D) of grad_pre."""
+    d = sizes["D"]
+    if pingpong.can_take_turns(grad_pre, plan.m, d):
+        _multiply_plainly(grad_pre, up, None, grad_spread, tiles, transposed=False)
+        return
+    b = fit(plan.up_backward, d)
+    source, weights = _describe(grad_pre, plan.m, b.k), _describe_stack(up, b.k, b.n)
+    target = _describe(grad_spread, plan.m, b.n // 2)
+    _launch(kernels.up_backward_kernel, b, d, tiles, source, weights, target, **sizes)
 
 
 def run_forward(
@@ -241,9 +285,7 @@ def run_forward(
     slope = x.new_empty(size, f, dtype=slope_dtype(x.dtype, f))
     _per_token(kernels.spread_kernel, x, placed.row, spread, **tokens)
     multiply_up(spread, up, up_bias, hidden, slope, tiles, plan, sizes)
-    b = fit(plan.down, d)
-    source, weights = _describe(hidden, m, b.k), _describe_stack(down, b.n, b.k)
-    _launch(kernels.down_kernel, b, d, tiles, source, weights, down_bias, _describe(rows, m, b.n // 2), **sizes)
+    multiply_down(hidden, down, down_bias, rows, tiles, plan, sizes)
     y = torch.empty_like(x)
     _per_token(kernels.mix_kernel, rows, placed.row, gates, onto, y, **tokens)
     return y, slope, rows, placed.row, placed.tile_expert, placed.num_tiles
@@ -265,9 +307,7 @@ def run_backward(
     grad_x, grad_gates = torch.empty_like(grad_y), torch.empty_like(gates)
     _per_token(kernels.spread_backward_kernel, grad_y, row, gates, rows, spread, grad_gates, **tokens)
     multiply_down_backward(spread, down, slope, grad_pre, tiles, plan, sizes)
-    b = fit(plan.up_backward, d)
-    source, weights = _describe(grad_pre, m, b.k), _describe_stack(up, b.k, b.n)
-    _launch(kernels.up_backward_kernel, b, d, tiles, source, weights, _describe(grad_spread, m, b.n // 2), **sizes)
+    multiply_up_backward(grad_pre, up, grad_spread, tiles, plan, sizes)
     _per_token(kernels.mix_kernel, grad_spread, row, None, None, grad_x, **tokens)
     return grad_x, grad_gates
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.kernels import fused
+from some_moe.kernels.columns import sum_rows
 from some_moe.kernels.linear import cut_bias
 
 FEWEST_ROWS = 1024  # below, torch's own product and a pass for GELU are as good
@@ -44,18 +45,23 @@ def _(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: AR
 
 
 @torch.library.custom_op("some_moe::gelu_product_backward", mutates_args=())
-def gelu_product_backward(grad: Tensor, down: Tensor, slope: Tensor) -> Tensor:
-    """The gradient (N, F) of what GELU was taken of, from grad (N, D) of its product with downᵀ, down (D, F)."""
+def gelu_product_backward(grad: Tensor, down: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient (N, F) of what GELU was taken of, from grad (N, D) of its product with downᵀ, down (D, F); and the
+    sum (F,) of its rows, in float32."""
     tiles, plan = _tiles(grad)
-    grad_sums = grad.new_empty(len(grad), down.shape[1])
+    grad_pre = grad.new_empty(len(grad), down.shape[1])
+    table = grad.new_empty(tiles.most, down.shape[1], dtype=torch.float32)
     sizes = fused.size_up(down.T, grad.dtype)
-    fused.multiply_down_backward(grad.contiguous(), down.contiguous(), slope, grad_sums, tiles, plan, sizes)
-    return grad_sums
+    grad, down = grad.contiguous(), down.contiguous()
+    if fused.multiply_down_backward(grad, down, slope, grad_pre, tiles, plan, sizes, table):
+        return grad_pre, sum_rows(table)
+    return grad_pre, grad_pre.sum(0, dtype=torch.float32)
 
 
 @gelu_product_backward.register_fake
-def _(grad: Tensor, down: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG001
-    return grad.new_empty(grad.shape[0], down.shape[1])
+def _(grad: Tensor, down: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    width = down.shape[1]
+    return grad.new_empty(grad.shape[0], width), grad.new_empty(width, dtype=torch.float32)
 
 
 class Network(torch.autograd.Function):
@@ -76,12 +82,9 @@ class Network(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, hidden, slope, up, down = ctx.saved_tensors
         grad = grads[0]
-        grad_sums = gelu_product_backward(grad, down, slope)
-        up_own, down_own = (
-            part.sum(0, dtype=torch.float32).to(dtype)
-            for part, dtype in zip((grad_sums, grad), ctx.dtypes, strict=True)
-        )
-        return grad_sums @ up, grad_sums.T @ x, None, grad.T @ hidden, None, up_own, down_own
+        grad_pre, sums = gelu_product_backward(grad, down, slope)
+        up_own, down_own = sums.to(ctx.dtypes[0]), grad.sum(0, dtype=torch.float32).to(ctx.dtypes[1])
+        return grad_pre @ up, grad_pre.T @ x, None, grad.T @ hidden, None, up_own, down_own
 
 
 def run(x: Tensor, expand: nn.Linear, project: nn.Linear) -> Tensor:

@@ -1,4 +1,4 @@
-"""The two products with long endings, on Hopper: two groups of warps take turns, one multiplying, one finishing.
+"""The products of the experts on Hopper: two groups of warps take turns, one multiplying, one finishing.
 
 A program has three parts. One warp brings blocks by the copy engine into a ring of stages. Two groups of four warps
 take the tiles by turns: while one multiplies, the other applies GELU or slopes to its sums and stores them. So the
@@ -188,6 +188,16 @@ def up_kernel(
 
 
 @gluon.jit
+def put(part, target, room, first, column):
+    """Store half a tile."""
+    part = part.to(target.dtype)
+    tma.store_wait(0)
+    room.store(part)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(target, [first, column], room)
+
+
+@gluon.jit
 def fetch(slope, LAYOUT: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
     """Half a tile of slopes, by the threads that `activate` stored them from."""
     half, _ = halves(gl.zeros((BM, BN), gl.uint8, LAYOUT), BM, BN)
@@ -197,18 +207,19 @@ def fetch(slope, LAYOUT: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
 
 
 @gluon.jit
-def scale(back, steep, grad_pre, grad_room, first, column):
-    """Store back · slope of half a tile."""
-    grad = (back * unpack_slope(steep)).to(grad_pre.dtype)
-    tma.store_wait(0)
-    grad_room.store(grad)
-    fence_async_shared()
-    tma.async_copy_shared_to_global(grad_pre, [first, column], grad_room)
+def scale(back, steep, grad_pre, grad_room, sums, first, column, F: gl.constexpr, BM: gl.constexpr):
+    """Store back · slope of half a tile; and where asked for, the sums of its columns, before they are rounded."""
+    grad = back * unpack_slope(steep)
+    if sums is not None:
+        total = gl.sum(grad, 0)
+        places = column + gl.arange(0, total.shape[0], layout=total.type.layout)
+        gl.store(sums + first // BM * F + places, total)
+    put(grad, grad_pre, grad_room, first, column)
 
 
 @gluon.jit
 def down_backward_group(
-    a_room, b_room, full, empty, order, slope, grad_pre, grad_room, tile_expert, num_tiles, WHO: gl.constexpr,
+    a_room, b_room, full, empty, order, slope, grad_pre, grad_room, sums, tile_expert, num_tiles, WHO: gl.constexpr,
     D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Every other job of this program, from number WHO on. Its slopes are fetched while it multiplies."""
@@ -224,30 +235,85 @@ def down_backward_group(
         steep_left, steep_right = fetch(here, LAYOUT, BM, BN), fetch(here + BM * BN // 2, LAYOUT, BM, BN)
         acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, False, LAYOUT)
         left, right = halves(acc, BM, BN)
-        scale(left, steep_left, grad_pre, grad_room, first, column)
-        scale(right, steep_right, grad_pre, grad_room, first, column + BN // 2)
+        scale(left, steep_left, grad_pre, grad_room, sums, first, column, F, BM)
+        scale(right, steep_right, grad_pre, grad_room, sums, first, column + BN // 2, F, BM)
         turn += 2
     tma.store_wait(0)
 
 
 @gluon.jit
 def down_backward_kernel(
-    grad_rows, down, slope, grad_pre, tile_expert, num_tiles, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr,
+    grad_rows, down, slope, grad_pre, sums, tile_expert, num_tiles, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """grad_pre (P, F) = (grad_rows @ down) · slope, slopes in bytes."""
+    """grad_pre (P, F) = (grad_rows @ down) · slope, slopes in bytes. sums (tiles, F), if not None: of the
+    columns of each tile of grad_pre."""
     a_room = gl.allocate_shared_memory(grad_rows.dtype, [STAGES, BM, BK], grad_rows.layout)
     b_room = gl.allocate_shared_memory(down.dtype, [STAGES, BK, BN], down.layout)
     grad_room = gl.allocate_shared_memory(grad_pre.dtype, [2, BM, BN // 2], grad_pre.layout)
     full, empty, order = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2)
     fence_async_shared()
     gl.warp_specialize([
-        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, grad_room,
+        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, grad_room, sums,
                                tile_expert, num_tiles, 0, D, F, BM, BN, BK, STAGES)),
-        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, grad_room,
+        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, grad_room, sums,
                                tile_expert, num_tiles, 1, D, F, BM, BN, BK, STAGES)),
         (bring, (grad_rows, down, a_room, b_room, full, empty, tile_expert, num_tiles, D, D, F // BN, BM, BN, BK,
                  STAGES, False)),
+    ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
+
+
+@gluon.jit
+def plain_group(
+    a_room, b_room, full, empty, order, target, room, bias, tile_expert, num_tiles, WHO: gl.constexpr,
+    INNER: gl.constexpr, WIDTH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    """Every other job of this program, from number WHO on."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+    COLUMNS: gl.constexpr = WIDTH // BN
+    STEPS: gl.constexpr = (INNER + BK - 1) // BK
+    room = room.index(WHO)
+    turn = gl.to_tensor(WHO)
+    programs = gl.num_programs(0)
+    for job in range(gl.program_id(0) + WHO * programs, count_tiles(num_tiles, tile_expert) * COLUMNS, 2 * programs):
+        first, column = job // COLUMNS * BM, job % COLUMNS * BN
+        if bias is not None:
+            columns = column + gl.arange(0, BN, layout=gl.SliceLayout(0, LAYOUT))
+            own = gl.load(bias + find_expert(tile_expert, job // COLUMNS) * WIDTH + columns)
+        acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, TRANSPOSED, LAYOUT)
+        if bias is not None:
+            acc += own.to(gl.float32)[None, :]
+        left, right = halves(acc, BM, BN)
+        put(left, target, room, first, column)
+        put(right, target, room, first, column + BN // 2)
+        turn += 2
+    tma.store_wait(0)
+
+
+@gluon.jit
+def plain_kernel(
+    rows, weights, bias, target, tile_expert, num_tiles, INNER: gl.constexpr, WIDTH: gl.constexpr, HEIGHT: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    """target (P, WIDTH) = rows (P, INNER) @ the expert's matrix, of HEIGHT rows, + bias. TRANSPOSED: its rows are the
+    columns of the result."""
+    a_room = gl.allocate_shared_memory(rows.dtype, [STAGES, BM, BK], rows.layout)
+    if TRANSPOSED:
+        b_room = gl.allocate_shared_memory(weights.dtype, [STAGES, BN, BK], weights.layout)
+    else:
+        b_room = gl.allocate_shared_memory(weights.dtype, [STAGES, BK, BN], weights.layout)
+    room = gl.allocate_shared_memory(target.dtype, [2, BM, BN // 2], target.layout)
+    full, empty, order = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2)
+    fence_async_shared()
+    gl.warp_specialize([
+        (plain_group, (a_room, b_room, full, empty, order, target, room, bias, tile_expert, num_tiles, 0, INNER, WIDTH,
+                       BM, BN, BK, STAGES, TRANSPOSED)),
+        (plain_group, (a_room, b_room, full, empty, order, target, room, bias, tile_expert, num_tiles, 1, INNER, WIDTH,
+                       BM, BN, BK, STAGES, TRANSPOSED)),
+        (bring, (rows, weights, a_room, b_room, full, empty, tile_expert, num_tiles, HEIGHT, INNER, WIDTH // BN, BM, BN,
+                 BK, STAGES, TRANSPOSED)),
     ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
 
 
@@ -263,7 +329,7 @@ def describe(matrix: Tensor, rows: int, columns: int) -> Any:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
 
 
-def launch(kernel: Any, programs: int, *arguments: Any, d: int, f: int) -> None:
-    """Launch one of the two kernels: one program a multiprocessor."""
-    sizes = {"D": d, "F": f, "BM": ROWS, "BN": COLUMNS, "BK": INNER, "STAGES": STAGES, "REGISTERS": REGISTERS}
+def launch(kernel: Any, programs: int, *arguments: Any, **sizes: Any) -> None:
+    """Launch one of the kernels: one program a multiprocessor."""
+    sizes |= {"BM": ROWS, "BN": COLUMNS, "BK": INNER, "STAGES": STAGES, "REGISTERS": REGISTERS}
     kernel[(programs,)](*arguments, **sizes, num_warps=4)

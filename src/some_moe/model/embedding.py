@@ -19,8 +19,8 @@ class GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (tokens,) = ctx.saved_tensors
-        # On a GPU sums are in float32 whatever they are of, and rounded once, as the gradient of any product is; half as
-        # wide numbers are sorted in half the time. On a CPU they would be made in the gradient's own type.
+        # On a GPU sums are in float32 whatever they are of, and rounded once, as the gradient of any product is; and
+        # numbers half as wide are sorted in half the time. On a CPU sums would be in the gradient's own type.
         given = (grad, tokens.int()) if grad.is_cuda else (grad.to(ctx.dtype), tokens)
         added = torch.ops.aten.embedding_dense_backward(*given, ctx.num_rows, -1, False)
         return added.to(ctx.dtype), None, None
