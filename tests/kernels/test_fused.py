@@ -99,14 +99,14 @@ def test_all_tokens_on_one_expert_and_others_empty(kernel: str) -> None:
 def test_taking_turns_equals_float64_and_the_plain_kernels(
     n: int, d: int, f: int, num_experts: int, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from some_moe.kernels import fused, pingpong
+    from some_moe.kernels import pingpong, products
 
     torch.manual_seed(5)
     weights, experts = draw(num_experts, d, f, torch.bfloat16), choose(n, num_experts, top_k)
     x, back = (torch.randn(n, d, device="cuda").bfloat16() for _ in range(2))
     if torch.cuda.get_device_capability(x.device)[0] != 9:
         pytest.skip("not a Hopper GPU")
-    assert pingpong.can_take_turns(x, fused.choose_plan(x.dtype, n * top_k, num_experts).m, f)
+    assert pingpong.can_take_turns(x, products.choose_plan(x.dtype, n * top_k, num_experts).m, f)
     assert_close("triton", n, d, f, experts, num_experts, torch.bfloat16)
     arguments: Any = (x, experts, torch.rand(n, top_k, device="cuda"), weights, back)
     found, again = run("triton", *arguments), run("triton", *arguments)
@@ -141,16 +141,16 @@ def test_compiled_code_computes_the_same_bits() -> None:
 
 
 def test_what_is_known_of_weights_is_forgotten_with_them() -> None:
-    from some_moe.kernels import fused
+    from some_moe.kernels import fused, products
 
     gc.collect()
-    before, weights = len(fused._DESCRIPTORS), draw(8, 64, 128, torch.bfloat16)
+    before, weights = len(products._DESCRIPTORS), draw(8, 64, 128, torch.bfloat16)
     x = torch.randn(300, 64, device="cuda").bfloat16()
     for _ in range(2):
         fused.mix_experts(x, choose(300, 8, 2), torch.rand(300, 2, device="cuda"), weights)
-    assert len(fused._DESCRIPTORS) == before + 2
+    assert len(products._DESCRIPTORS) == before + 2
     del weights
-    assert len(fused._DESCRIPTORS) == before
+    assert len(products._DESCRIPTORS) == before
 
 
 @pytest.mark.parametrize("num_experts", [50, 150])

@@ -80,6 +80,7 @@ def test_a_recorded_step_goes_on_reading_its_own_gradients() -> None:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         optimizer.clip_and_step(1.0)
+    optimizer.finish_recording()
     expected, _ = train_like(optimizer, parameters)
     for p in parameters:
         p.grad = None  # what the next ordinary step would put elsewhere

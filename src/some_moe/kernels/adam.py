@@ -1,12 +1,12 @@
 """AdamW with clipping on a GPU: all parameters in one pass, however many tensors they are.
 
 The gradients' norm comes first; the factor that it asks for is applied on the way, so that no gradient is rewritten. A
-table tells the kernels where the tensors lie. Gradients lie elsewhere after every ordinary step, so the table travels
-with each; a recorded step keeps its own. The same bits every time: no atomics.
+table tells the kernels where the tensors lie. Gradients lie elsewhere in every ordinary step, so the table travels with
+each; a recorded step keeps its own. The same bits every time: no atomics.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from math import log2
@@ -113,23 +113,29 @@ def list_blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(rows, dtype=torch.int32).pin_memory().to(device, non_blocking=True)
 
 
-@dataclass
 class Tables:
-    """Room on the host for the tables of recorded steps, from which every replay brings them to the device."""
+    """Brings tables to the device. A recorded step reads one that lies there for good: its gradients do not move."""
 
-    rooms: list[Tensor] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)  # those of recordings: their replays read them
+    def __init__(self) -> None:
+        self.rooms: list[Tensor] = []  # on the device, for recordings yet to come
+        self.promised: list[tuple[Tensor, Tensor]] = []  # rooms of recordings, and what they shall hold
 
     def bring(self, rows: list[list[int]], device: torch.device) -> Tensor:
-        """rows on the device, without waiting."""
-        if not torch.cuda.is_current_stream_capturing():
-            if not self.rooms:  # while memory may still be asked for
-                self.rooms = list(torch.empty(MOST_RECORDINGS, len(rows), WORDS, dtype=torch.int64).pin_memory())
-            return torch.tensor(rows, dtype=torch.int64).pin_memory().to(device, non_blocking=True)
-        room = self.rooms.pop()[: len(rows)]
-        room.copy_(torch.tensor(rows, dtype=torch.int64))
-        self.kept.append(room)
-        return room.to(device, non_blocking=True)
+        """rows on the device, without waiting. What a recording reads is there once `deliver` was called."""
+        table = torch.tensor(rows, dtype=torch.int64)
+        if torch.cuda.is_current_stream_capturing():
+            room = self.rooms.pop()[: len(rows)]
+            self.promised.append((room, table))
+            return room
+        if not self.rooms:  # while memory may be asked for
+            self.rooms = list(torch.empty(MOST_RECORDINGS, *table.shape, dtype=torch.int64, device=device))
+        return table.pin_memory().to(device, non_blocking=True)
+
+    def deliver(self) -> None:
+        """Fill the tables of what was recorded, before it is replayed."""
+        for room, table in self.promised:
+            room.copy_(table)
+        self.promised.clear()
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,17 @@ def gelu_parts(x, EXACT: tl.constexpr):
 
 
 @triton.jit
+def find_pieces(num_tokens, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr):
+    """BLOCK pieces of tokens, of at most BD columns each: token, whether it exists, columns, and which are there."""
+    PIECES: tl.constexpr = (D + BD - 1) // BD
+    piece = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = (piece // PIECES).to(tl.int64)
+    column = (piece % PIECES)[:, None] * BD + tl.arange(0, BD)[None, :]
+    exists = token < num_tokens
+    return token, exists, column, exists[:, None] & (column < D)
+
+
+@triton.jit
 def spread_kernel(x, row, out, num_tokens, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr):
     """out (P, D): each token's x (N, D) at the rows (N, K) of its slots."""
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -191,20 +202,17 @@ def mix_kernel(
 
     gates None: every one is 1. onto None: nothing.
     """
-    token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exists = token < num_tokens
-    column = tl.arange(0, BD)
-    keep = exists[:, None] & (column < D)[None, :]
+    token, exists, column, keep = find_pieces(num_tokens, D, BLOCK, BD)
     acc = tl.zeros((BLOCK, BD), dtype=tl.float32)
     if onto is not None:
-        acc += tl.load(onto + token[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
+        acc += tl.load(onto + token[:, None] * D + column, mask=keep, other=0.0).to(tl.float32)
     for k in tl.range(K, loop_unroll_factor=4):
         at = tl.load(row + token * K + k, mask=exists, other=0).to(tl.int64)
-        part = tl.load(rows + at[:, None] * D + column[None, :], mask=keep, other=0.0).to(tl.float32)
+        part = tl.load(rows + at[:, None] * D + column, mask=keep, other=0.0).to(tl.float32)
         if gates is not None:
             part *= tl.load(gates + token * K + k, mask=exists, other=0.0).to(tl.float32)[:, None]
         acc += part
-    tl.store(y + token[:, None] * D + column[None, :], acc.to(y.dtype.element_ty), mask=keep)
+    tl.store(y + token[:, None] * D + column, acc.to(y.dtype.element_ty), mask=keep)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from some_moe.kernels import fused
+from some_moe.kernels import products
 from some_moe.kernels.columns import sum_rows
 from some_moe.kernels.linear import cut_bias
 
@@ -22,9 +22,9 @@ def can_run(x: Tensor, up: Tensor) -> bool:
     return x.shape[:-1].numel() >= FEWEST_ROWS and up.shape[0] % 16 == 0 and up.shape[1] % 8 == 0
 
 
-def _tiles(x: Tensor) -> tuple[fused.Tiles, fused.Plan]:
-    plan = fused.choose_plan(x.dtype, len(x), 1)
-    return fused.Tiles(plan.m, None, fused.ceil_div(len(x), plan.m), x.device), plan
+def _tiles(x: Tensor) -> tuple[products.Tiles, products.Plan]:
+    plan = products.choose_plan(x.dtype, len(x), 1)
+    return products.Tiles(plan.m, None, products.ceil_div(len(x), plan.m), x.device), plan
 
 
 @torch.library.custom_op("some_moe::gelu_product", mutates_args=())
@@ -33,14 +33,16 @@ def gelu_product(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     tiles, plan = _tiles(x)
     hidden = x.new_empty(len(x), len(up))
     slope = x.new_empty(tiles.most * tiles.m, len(up), dtype=torch.uint8)
-    fused.multiply_up(x.contiguous(), up.contiguous(), bias, hidden, slope, tiles, plan, fused.size_up(up, x.dtype))
+    products.multiply_up(
+        x.contiguous(), up.contiguous(), bias, hidden, slope, tiles, plan, products.size_up(up, x.dtype)
+    )
     return hidden, slope
 
 
 @gelu_product.register_fake
 def _(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    tile = fused.choose_plan(x.dtype, x.shape[0], 1).m
-    rows = fused.ceil_div(x.shape[0], tile) * tile
+    tile = products.choose_plan(x.dtype, x.shape[0], 1).m
+    rows = products.ceil_div(x.shape[0], tile) * tile
     return x.new_empty(x.shape[0], up.shape[0]), x.new_empty(rows, up.shape[0], dtype=torch.uint8)
 
 
@@ -51,9 +53,9 @@ def gelu_product_backward(grad: Tensor, down: Tensor, slope: Tensor) -> tuple[Te
     tiles, plan = _tiles(grad)
     grad_pre = grad.new_empty(len(grad), down.shape[1])
     table = grad.new_empty(tiles.most, down.shape[1], dtype=torch.float32)
-    sizes = fused.size_up(down.T, grad.dtype)
+    sizes = products.size_up(down.T, grad.dtype)
     grad, down = grad.contiguous(), down.contiguous()
-    if fused.multiply_down_backward(grad, down, slope, grad_pre, tiles, plan, sizes, table):
+    if products.multiply_down_backward(grad, down, slope, grad_pre, tiles, plan, sizes, table):
         return grad_pre, sum_rows(table)
     return grad_pre, grad_pre.sum(0, dtype=torch.float32)
 

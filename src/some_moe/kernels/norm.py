@@ -17,9 +17,9 @@ from torch import Tensor
 
 from some_moe.kernels.columns import sum_rows
 
-PROGRAMS = 512  # of the backward kernel at most: each adds up the gradients of weight and bias over its own rows
+PROGRAMS = 264  # of the backward kernel at most: each adds up the gradients of weight and bias over its own rows
 STAGES = 3  # of its loop: with three, the next rows are on their way while these are worked on
-FORWARD_BLOCKS = 2  # as many rows a program takes forward, where nothing is added up
+FORWARD_BLOCKS = 1  # as many times so many rows a program takes forward, where nothing is added up
 
 
 @triton.jit

@@ -84,8 +84,11 @@ def place_kernel(
     row = tl.gather((last_tile - num_own) * SIZE, mine, 0)
     row += tl.load(totals + (block - 1) * E + mine, mask=exists & (block > 0), other=0)
     # Within the block: the slots before, against which each of mine is held.
-    for start in range(block * BLOCK, tl.minimum(first + PART, num_slots), WIDTH):
-        other = start + tl.arange(0, WIDTH)
+    for start in range(block * BLOCK, first, WIDTH):
+        theirs = tl.load(experts + start + tl.arange(0, WIDTH)).to(tl.int32)
+        row += tl.sum((mine[:, None] == theirs[None, :]).to(tl.int32), 1)
+    for start in tl.static_range(0, PART, WIDTH):  # all of it asked for at once
+        other = first + start + tl.arange(0, WIDTH)
         theirs = tl.load(experts + other, mask=other < num_slots, other=-1).to(tl.int32)
         same = (mine[:, None] == theirs[None, :]) & (other[None, :] < slot[:, None])
         row += tl.sum(same.to(tl.int32), 1)

@@ -14,7 +14,8 @@ from torch import Tensor
 MAX_EXPERTS = 64  # one program holds the sums of all experts, (512, 64) at most, in its registers
 MAX_WIDTH = 512
 PROGRAMS = 128  # at most: about one a multiprocessor, and each leaves a row of E · D sums
-TOKENS = 32  # that a program takes at a time
+TOKENS = 64  # that a program takes at a time
+WARPS, STAGES = 16, 3
 
 
 @triton.jit
@@ -120,7 +121,7 @@ def sum_in_one_pass(experts: Tensor, counted: Tensor, query: Tensor, totals: Seq
     table = torch.empty(programs, width, dtype=torch.float32, device=query.device)
     partial_sums_kernel[(programs,)](
         query, experts, counted, table, num_tokens, per_program, width, E=num_experts, BE=MAX_EXPERTS, K=top_k,
-        D=d, HALF=max(64, triton.next_power_of_2(d) // 2), TOKENS=TOKENS, num_warps=8, num_stages=3,
+        D=d, HALF=max(64, triton.next_power_of_2(d) // 2), TOKENS=TOKENS, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     total_sums_kernel[(width // columns,)](
         table, *totals, programs, width, E=num_experts, D=d, ROWS=PROGRAMS, COLUMNS=columns

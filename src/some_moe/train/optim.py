@@ -28,6 +28,11 @@ class Optimizer(torch.optim.AdamW):
         self.step()
         return norm
 
+    def finish_recording(self) -> None:
+        """To be called when a step was recorded, before it is replayed."""
+        if self.tables is not None:
+            self.tables.deliver()
+
     @torch.no_grad()
     def move_at_once(self, limit: float) -> Tensor | None:
         """`clip_and_step` by one pass over all parameters; None where it cannot be done."""

@@ -153,4 +153,5 @@ class Stepper:
                 self.model, self.optimizer, tray.inputs, self.config, top_k, bf16=self.machine.bf16
             )
             self.model.gravity_step(routings, step, self.total_steps)
+        self.optimizer.finish_recording()
         return Recording(graph, tray, loss, norm, routings)
