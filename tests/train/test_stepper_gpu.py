@@ -80,9 +80,9 @@ def test_a_recorded_step_follows_the_rate_and_moves_the_keys() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kernel", "precision"), [("reference", "fp32"), ("cpu", "fp32"), ("auto", "fp32")])
+@pytest.mark.parametrize(("kernel", "precision"), [("reference", "bf16"), ("cpu", "fp32"), ("auto", "fp32")])
 def test_experts_that_are_a_loop_train_compiled_without_a_recording(kernel: str, precision: str) -> None:
-    changes = {"train.precision": precision, "model.trainability": "full"}
+    changes = {"train.precision": precision, "model.trainability": "full", "model.expert_dtype": "float32"}
     stepper = make_stepper(make_config(True, kernel).override(changes))
     losses = [float(stepper(make_batch(step % 4), step).loss) for step in range(6)]
     assert not stepper.recordings
