@@ -1,9 +1,11 @@
 """GELU and its slope for the ends of products on Hopper, two numbers at a time, in the machine's own instructions.
 
 A tile's ending is thousands of instructions without a loop; on an H200 they took 2.5 cycles each, whichever they were
-(it seems that fetching them is what takes the time). So what counts is how few there are. Half precision does two numbers at once, and is finer than the bf16 that is stored: hidden
-activations are off by 1.7e-3 in norm, where rounding to bf16 alone makes 1.66e-3, and torch's GELU of a product in bf16
-2.6e-3. Beyond ±65,504, the largest half, a sum counts as that.
+(it seems that fetching them is what takes the time). So what counts is how few there are.
+
+Half precision does two numbers at once, and is finer than the bf16 that is stored: hidden activations are off by 1.7e-3
+in norm, where rounding to bf16 alone makes 1.66e-3, and torch's GELU of a product in bf16 2.6e-3. Beyond ±65,504, the
+largest half, a sum counts as that.
 """
 
 import struct
