@@ -78,6 +78,12 @@ def test_steps_follow_one_another_and_learn() -> None:
         ("elementwise_kernel", "aten::add gravity", (), "gravity and routing"),
         ("DeviceRadixSort", "aten::embedding_dense_backward", (), "elementwise and other"),
         ("triton_poi_fused_add_7", "", (), "elementwise and other"),
+        ("multi_tensor_apply_kernel", "aten::_foreach_copy_ CopyTensorsBackward", (), "elementwise and other"),
+        ("up_kernel", "some_moe::gelu_product", (), "other matmuls"),
+        ("plain_kernel", "", (), "experts"),
+        ("clip_kernel", "", (), "optimizer"),
+        ("nats_kernel", "some_moe::token_nats", (), "cross-entropy and head"),
+        ("partial_sums_kernel", "some_moe::sum_by_expert", (), "gravity and routing"),
     ],
 )
 def test_kernels_are_sorted_into_classes(kernel: str, operation: str, shapes: Any, expected: str) -> None:

@@ -74,6 +74,17 @@ def test_sums_beyond_the_largest_half_pass_or_vanish(network: Any) -> None:
     torch.testing.assert_close(grad[:10, 5].double().cpu(), torch.tensor(steep).double(), rtol=0, atol=0.006)
 
 
+@pytest.mark.gpu
+def test_what_is_no_number_stays_none(network: Any) -> None:
+    torch.manual_seed(0)
+    x, up = torch.randn(1024, 64, device="cuda").bfloat16(), torch.randn(128, 64, device="cuda").bfloat16()
+    x[3, 5] = float("nan")
+    hidden, _ = network.gelu_product(x, up, up.new_zeros(128))
+    assert hidden[3].isnan().all()
+    assert not hidden[:3].isnan().any()
+    assert not hidden[4:].isnan().any()
+
+
 def test_elsewhere_it_is_the_two_layers() -> None:
     torch.manual_seed(0)
     expand, project = nn.Linear(8, 16), nn.Linear(16, 8)

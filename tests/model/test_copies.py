@@ -12,6 +12,7 @@ from some_moe import SomeLM
 from some_moe.config import ModelConfig
 from some_moe.kernels import Linear
 from some_moe.model.copies import weights_copied
+from some_moe.model.embedding import Embedding
 
 Gradients = dict[str, Tensor | None]
 
@@ -188,3 +189,18 @@ def test_on_a_gpu_no_cast_of_a_weight_is_left_and_the_bits_are_the_same() -> Non
             assert (found[name] - gradient).norm() <= 5e-3 * gradient.norm(), name
         else:
             assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_tokens", [1000, 3072, 3073, 20_000])
+def test_on_a_gpu_the_gradient_of_an_embedding_is_rounded_once_at_most(num_tokens: int) -> None:
+    torch.manual_seed(num_tokens)
+    embedding = Embedding(300, 64, may_round=True).cuda()
+    tokens = (300 * torch.rand(num_tokens, device="cuda") ** 4).long()[None]  # a few of them very often
+    back = torch.randn(1, num_tokens, 64, device="cuda").bfloat16()
+    embedding.copy = embedding.weight.detach().bfloat16()
+    (found,) = torch.autograd.grad(embedding(tokens), embedding.weight, back)
+    exact = torch.zeros(300, 64, dtype=torch.float64, device="cuda").index_add(0, tokens[0], back[0].double())
+    assert found.dtype == torch.float32
+    assert (found.double() - exact).norm() <= 2e-3 * exact.norm()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from some_moe.config import TrainConfig
 from some_moe.train.optim import Optimizer, make_optimizer, set_rate
 
-SHAPES = ((70, 100), (3, 5000), (17,), (1,))
+SHAPES = ((70, 100), (3, 5000), (17,), (), (1,))
 
 
 class Numbers(nn.Module):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from math import log2
+from math import inf, log2
 
 import torch
 import triton
@@ -50,7 +50,7 @@ def squares_kernel(table, blocks, partial, BLOCK: tl.constexpr, WORDS: tl.conste
 
 
 @triton.jit
-def norm_kernel(partial, norm, factor, number, most, BLOCK: tl.constexpr):
+def clip_kernel(partial, norm, factor, number, most, BLOCK: tl.constexpr):
     """norm (): of all gradients. factor (): what brings it down to `most`, or 1, as torch's clip_grad_norm_ has it."""
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for first in range(0, number, BLOCK):
@@ -116,8 +116,10 @@ def list_blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 class Tables:
     """Brings tables to the device. A recorded step reads one that lies there for good: its gradients do not move."""
 
-    def __init__(self) -> None:
-        self.rooms: list[Tensor] = []  # on the device, for recordings yet to come
+    def __init__(self, most_rows: int) -> None:
+        self.most_rows = most_rows
+        self.memory: Tensor | None = None  # on the device; kept here, for recordings go on reading it
+        self.rooms: list[Tensor] = []  # parts of it, for recordings yet to come
         self.promised: list[tuple[Tensor, Tensor]] = []  # rooms of recordings, and what they shall hold
 
     def bring(self, rows: list[list[int]], device: torch.device) -> Tensor:
@@ -127,8 +129,9 @@ class Tables:
             room = self.rooms.pop()[: len(rows)]
             self.promised.append((room, table))
             return room
-        if not self.rooms:  # while memory may be asked for
-            self.rooms = list(torch.empty(MOST_RECORDINGS, *table.shape, dtype=torch.int64, device=device))
+        if self.memory is None:  # while it may be asked for
+            self.memory = table.new_empty(MOST_RECORDINGS, self.most_rows, WORDS, device=device)
+            self.rooms = list(self.memory)
         return table.pin_memory().to(device, non_blocking=True)
 
     def deliver(self) -> None:
@@ -177,8 +180,9 @@ def clip_and_move(
     partial = torch.empty(len(blocks), dtype=torch.float32, device=device)
     norm, factor = partial.new_empty(()), partial.new_empty(())
     squares_kernel[(len(blocks),)](table, blocks, partial, BLOCK=BLOCK, WORDS=WORDS, num_warps=8)
-    norm_kernel[(1,)](partial, norm, factor, len(blocks), most, BLOCK=4096, num_warps=16)
+    clip_kernel[(1,)](partial, norm, factor, len(blocks), most, BLOCK=4096, num_warps=16)
+    logs = [log2(beta) if beta else -inf for beta in betas]
     adam_kernel[(len(blocks),)](
-        table, blocks, rate, factor, *map(log2, betas), *betas, eps, decay, BLOCK=BLOCK, WORDS=WORDS, num_warps=8
+        table, blocks, rate, factor, *logs, *betas, eps, decay, BLOCK=BLOCK, WORDS=WORDS, num_warps=8
     )
     return norm

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from some_moe.kernels import fused_kernels as kernels
 from some_moe.kernels import products
-from some_moe.kernels.placing import most_tiles, place_slots
-from some_moe.kernels.products import Tiles, ceil_div, choose_plan, pad_to_power, slope_dtype
+from some_moe.kernels.placing import most_tiles, pad_to_power, place_slots
+from some_moe.kernels.products import Tiles, ceil_div, choose_plan, slope_dtype
 from some_moe.kernels.weights import ExpertWeights
 
 LARGEST_TILE = 128  # rows

@@ -19,7 +19,6 @@ from some_moe.kernels.columns import sum_rows
 
 PROGRAMS = 264  # of the backward kernel at most: each adds up the gradients of weight and bias over its own rows
 STAGES = 3  # of its loop: with three, the next rows are on their way while these are worked on
-FORWARD_BLOCKS = 1  # as many times so many rows a program takes forward, where nothing is added up
 
 
 @triton.jit
@@ -170,7 +169,6 @@ def _run_norm(
     mean = torch.empty(x.numel() // d, dtype=torch.float32, device=x.device)
     scale = torch.empty_like(mean)
     block, width, num_warps = _blocks(d)
-    block *= FORWARD_BLOCKS
     norm_kernel[(triton.cdiv(len(mean), block),)](
         x, addend, weight, bias, total, y, mean, scale, len(mean), eps, D=d, BLOCK=block, WIDTH=width,
         num_warps=num_warps,

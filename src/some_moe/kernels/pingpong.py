@@ -318,7 +318,7 @@ def plain_kernel(
 
 
 def can_take_turns(x: Tensor, rows: int, width: int) -> bool:
-    """Whether these kernels fit: bf16 on Hopper, in tiles of so many rows, and a hidden width of whole blocks."""
+    """Whether these kernels fit: bf16 on Hopper, in tiles of so many rows, for a result of whole blocks."""
     fits = rows == ROWS and width % COLUMNS == 0
     return fits and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] == 9
 

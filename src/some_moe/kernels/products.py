@@ -95,11 +95,6 @@ def ceil_div(total: int, size: int) -> int:
     return -(-total // size)
 
 
-def pad_to_power(size: int) -> int:
-    """The next power of two."""
-    return 1 << (size - 1).bit_length()
-
-
 def slope_dtype(dtype: torch.dtype, width: int) -> torch.dtype:
     """How slopes are kept (see `fused_kernels.pack_slope`): in bytes where the copy engine takes rows of so many."""
     return torch.uint8 if dtype == torch.bfloat16 and width % 16 == 0 else dtype

@@ -29,18 +29,13 @@ def effective_rank(vectors: Tensor, mask: Tensor | None = None) -> float:
     return float(torch.special.entr(energy / energy.sum()).sum().exp())
 
 
-def collinearity(raw_sum: Tensor, raw_norm_sum: Tensor) -> float:
-    """‖E q‖ / E‖q‖ from a Routing's sums: 1 when all queries point one way, near 0 when they cancel out."""
-    total = float(raw_norm_sum)
-    return float(raw_sum.double().norm()) / total if total else 0.0
-
-
 def query_collinearity(queries: Tensor, mask: Tensor | None = None) -> float:
-    """The same from the queries (…, D) themselves."""
+    """‖E q‖ / E‖q‖ of queries (…, D): 1 when all point one way, near 0 when they cancel out."""
     if mask is not None:
         queries = queries[mask.to(torch.bool)]
-    flat = queries.reshape(-1, queries.shape[-1])
-    return collinearity(flat.double().sum(0), flat.double().norm(dim=-1).sum())
+    flat = queries.reshape(-1, queries.shape[-1]).double()
+    total = float(flat.norm(dim=-1).sum())
+    return float(flat.sum(0).norm()) / total if total else 0.0
 
 
 def count_respawns(respawns: Tensor) -> tuple[int, int]:

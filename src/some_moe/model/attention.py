@@ -4,7 +4,6 @@ Shapes: B rows, T new positions, P past positions, H heads, W head width, D = HÂ
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -62,18 +61,28 @@ def rotary_angles(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-@cache
-def tabulate_positions(length: int, width: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Positions (1, length) from 0 on, and their rotary angles (1, 1, length, width/2)."""
-    if device.type == "cuda" and not torch.compiler.is_compiling():
+Positions = tuple[Tensor, tuple[Tensor, Tensor]]
+_POSITIONS: dict[tuple[int, int, torch.device], Positions] = {}
+
+
+def tabulate_positions(length: int, width: int, device: torch.device) -> Positions:
+    """Positions (1, length) from 0 on, and their rotary angles (1, 1, length, width/2); made once."""
+    key = length, width, device
+    compiling = torch.compiler.is_compiling()
+    if not compiling and key in _POSITIONS:
+        return _POSITIONS[key]
+    if device.type == "cuda" and not compiling:
         # What a CUDA graph makes while it is recorded is its own, and is overwritten when it is replayed.
         assert not torch.cuda.is_current_stream_capturing(), "let the model run once before it is recorded"
     with torch.inference_mode(False):  # what is made in that mode may be part of no gradient
         positions = torch.arange(length, device=device)[None]
-        return positions, rotary_angles(positions, width)
+        made = positions, rotary_angles(positions, width)
+    if not compiling and type(positions) is Tensor:  # and not one that only has a shape
+        _POSITIONS[key] = made
+    return made
 
 
-def plain_positions(start: int, end: int, width: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def plain_positions(start: int, end: int, width: int, device: torch.device) -> Positions:
     """Positions (1, end âˆ’ start) of rows without gaps, and their rotary angles, from a table that is kept."""
     positions, angles = tabulate_positions(1 << (end - 1).bit_length(), width, device)
     # Cut in two dimensions, so that the others have the strides of a tensor of this length.

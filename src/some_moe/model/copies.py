@@ -2,7 +2,8 @@
 
 Autocast would cast every weight where it is used, and every gradient where it is made: a launch for each, which takes
 longer than the work. Here two launches copy all weights and biases, and one all gradients of the weights. The numbers
-are the same, but for the gradients of biases: those are not rounded at all. An embedding gives rows of its copy.
+are the same, but for two: gradients of biases are not rounded at all; and an embedding, which gives rows of its copy,
+has its gradient rounded to the copy's type, as every other weight has, where a GPU adds up many tokens.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+MANY = 3072  # indices up to which torch adds up a gradient on a GPU by another kernel, which rounds as it goes
+
 
 class GatherRows(torch.autograd.Function):
-    """Rows of a copy (V, D) of the weight, whose gradient is added up in float32."""
+    """Rows of a copy (V, D) of the weight, whose gradient is added up in its own type or, on a GPU, in float32."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, copy: Tensor, tokens: Tensor) -> Tensor:
@@ -19,9 +21,10 @@ class GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (tokens,) = ctx.saved_tensors
-        # On a GPU sums are in float32 whatever they are of, and rounded once, as the gradient of any product is; and
-        # numbers half as wide are sorted in half the time. On a CPU sums would be in the gradient's own type.
-        given = (grad, tokens.int()) if grad.is_cuda else (grad.to(ctx.dtype), tokens)
+        # On a GPU sums over many tokens are in float32 whatever they are of, and rounded once, as the gradient of any
+        # product is; and numbers half as wide are sorted in half the time. Elsewhere sums are as wide as the gradient.
+        at_once = grad.is_cuda and tokens.numel() > MANY
+        given = (grad, tokens.int()) if at_once else (grad.to(ctx.dtype), tokens)
         added = torch.ops.aten.embedding_dense_backward(*given, ctx.num_rows, -1, False)
         return added.to(ctx.dtype), None, None
 

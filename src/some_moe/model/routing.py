@@ -138,14 +138,14 @@ def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor
 
 
 @cache
-def shape_sums(num_experts: int, d_model: int, num_samples: int) -> dict[str, Tensor]:
+def shape_sums(num_experts: int, d_model: int, num_samples: int, *, centred: bool) -> dict[str, Tensor]:
     """Sums that were not made: shapes without values, so that whoever reads them fails."""
     shapes: dict[str, tuple[int, ...]] = {
         "counts": (num_experts,),
         "query_sum": (num_experts, d_model),
         "pairs": (num_experts, num_experts),
         "num_tokens": (),
-        "raw_sum": (d_model,),
+        "raw_sum": (d_model if centred else 0,),
         "sample": (num_samples, d_model),
         "sample_order": (num_samples,),
     }
@@ -167,7 +167,7 @@ def summarize(
     layer_words (2,): the layer as `sample_order` takes it.
     """
     if not info.sums:
-        return shape_sums(num_experts, query.shape[-1], gravity.num_samples)
+        return shape_sums(num_experts, query.shape[-1], gravity.num_samples, centred=mean is not None)
     counted = info.counted
     if gravity.token_fraction < 1:
         order = sample_order(info.salt, layer_words, info.rows, counted.shape[1])

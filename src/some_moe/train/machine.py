@@ -33,7 +33,9 @@ def choose_machine(config: TrainConfig, team: Team = ALONE) -> Machine:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"train.device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use cpu")
     if device.type == "cuda" and not team.alone:
-        device = take_own_gpu(device, team)
+        device = take_own_gpu(device, team)  # which becomes the present one when the team meets
+    elif device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # Triton launches on the present one, wherever the tensors are
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

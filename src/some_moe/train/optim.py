@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Optimizer(torch.optim.AdamW):
-    """torch's AdamW, which clips by itself. On a GPU all parameters are moved in one pass, by the same rule."""
+    """torch's AdamW, which clips by itself. On a GPU all parameters are moved in one pass, by the same rule, unless a
+    tensor is not aligned (d_model no multiple of 4)."""
 
     tables: "Tables | None" = None  # from the first step on a GPU on
 
@@ -42,8 +43,10 @@ class Optimizer(torch.optim.AdamW):
         first = self.param_groups[0]
         if not adam.can_move(moved) or not isinstance(first["lr"], Tensor):
             return None
+        if torch.cuda.is_current_stream_capturing() and (self.tables is None or not self.tables.rooms):
+            return None
         if self.tables is None:
-            self.tables = adam.Tables()
+            self.tables = adam.Tables(sum(len(group["params"]) for group in self.param_groups))
         torch._foreach_add_([each.step for each in moved], 1)
         decay = max(group["weight_decay"] for group in self.param_groups)
         return adam.clip_and_move(
