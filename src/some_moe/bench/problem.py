@@ -14,7 +14,6 @@ from some_moe.bench.shapes import LayerShape
 from some_moe.kernels import ExpertWeights, LoraWeights
 from some_moe.metrics.usage import gini
 
-ROUTINGS = ("balanced", "skewed")
 SKEWED_GINI = 0.9
 TUNING_TOKENS = 2048
 
