@@ -66,6 +66,25 @@ def test_parts_and_gradient_equal_float64(
         torch.testing.assert_close(left.double(), right, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@SHAPES
+def test_biases_that_were_cut_off_get_the_sums_of_the_gradient(
+    kernels: Any, batch: int, time: int, num_heads: int, width: int, rows: int, dtype: torch.dtype
+) -> None:
+    qkv, angles = draw(batch, time, num_heads, width, dtype, rows)
+    backs = draw_backs(batch, time, num_heads, width, dtype)
+    biases = tuple(torch.zeros(num_heads * width, device="cuda", requires_grad=True) for _ in range(3))
+    found = torch.autograd.grad(kernels.rotate_qkv(qkv, *angles, num_heads, biases), (qkv, *biases), backs)
+    wide, wide_angles = qkv.detach().double().requires_grad_(), [angle.double() for angle in angles]
+    expected = rotate_plainly(wide, *wide_angles, num_heads)
+    (grad,) = torch.autograd.grad(expected, wide, [back.double() for back in backs])
+    sums = torch.cat(found[1:])
+    assert sums.dtype == torch.float32
+    torch.testing.assert_close(sums.double(), grad.sum((0, 1)), rtol=1e-5, atol=1e-4 * (batch * time) ** 0.5)
+    again = torch.autograd.grad(kernels.rotate_qkv(qkv, *angles, num_heads, biases), (qkv, *biases), backs)
+    assert all(torch.equal(left, right) for left, right in zip(found, again, strict=True))
+
+
 def project_both_ways(attention: Attention, x: Tensor, backs: list[Tensor], *, bf16: bool) -> tuple[Tensor, ...]:
     """Queries, keys and values, and the gradients of x and of the three weights and biases."""
     geometry = make_geometry(MODEL, torch.arange(x.shape[1], device="cuda")[None])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from some_moe.kernels.columns import sum_rows
 
-PROGRAMS = 264  # of the backward kernel at most: each adds up the gradients of weight and bias over its own rows
+PROGRAMS = 528  # of the backward kernel at most: each adds up the gradients of weight and bias over its own rows
 STAGES = 3  # of its loop: with three, the next rows are on their way while these are worked on
 
 
@@ -142,7 +142,7 @@ def norm_backward_kernel(
     for part in tl.static_range(len(w)):
         column = part * WIDTH + tl.arange(0, WIDTH)
         here = partial + tl.program_id(0) * (2 + SUMS) * D + column
-        # All at once: warps wait for each other no more often than for one of them.
+        # All at once: where there are several warps, they wait for each other no more often than for one of them.
         of_weight, of_bias, of_x = tl.reduce((grad_weight[part], grad_bias[part], sums[part]), 0, add_each)
         tl.store(here, of_weight, mask=column < D)
         tl.store(here + D, of_bias, mask=column < D)
@@ -158,6 +158,12 @@ def _blocks(d: int) -> tuple[int, int, int]:
     """
     padded = max(32, triton.next_power_of_2(d))
     return max(1, 2048 // padded), padded // 4, max(4, padded // 512)
+
+
+def _backward_blocks(d: int) -> tuple[int, int, int]:
+    """The same for the backward kernel: one warp up to a width of 1,024, which then waits for nobody but the memory."""
+    padded = max(32, triton.next_power_of_2(d))
+    return max(1, 1024 // padded), padded // 4, max(1, padded // 1024)
 
 
 def _run_norm(
@@ -221,7 +227,7 @@ def norm_backward(
     grad_again: of y in its second use, where it has one. with_sums: behind these two, the sums of the first (3·D).
     """
     d = total.shape[-1]
-    block, width, num_warps = _blocks(d)
+    block, width, num_warps = _backward_blocks(d)
     per_program = triton.cdiv(triton.cdiv(len(mean), PROGRAMS), block) * block
     programs = triton.cdiv(len(mean), per_program)
     grad_x = torch.empty_like(total)

@@ -147,24 +147,24 @@ class Attention(nn.Module):
         """The maps of the input, which one wide product can make at once."""
         return self.query, self.key, self.value
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """Queries, keys and values beside each other (…, 3·D): x is read once, and its gradient needs no sum."""
-        weights: list[Tensor] = [each.weight for each in self.maps]
-        biases: list[Tensor] = [each.bias for each in self.maps]
+    def multiply(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Queries, keys and values beside each other (…, 3·D): x is read once, and its gradient needs no sum. And the
+        biases that are part of them, but cut off for autograd.
+        """
+        biases = tuple(each.bias for each in self.maps)
         if self.copies is None:
-            return F.linear(x, torch.cat(weights), torch.cat(biases))
-        qkv: Tensor = BiasGradient.apply(F.linear(x, *self.copies), *biases)  # type: ignore[no-untyped-call]
-        return qkv
+            return F.linear(x, torch.cat([each.weight for each in self.maps]), torch.cat(biases)), ()
+        return F.linear(x, *self.copies), biases
 
     def project(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
         """Queries, keys and values (B, H, T, W), turned to their positions."""
         if x.is_cuda or self.copies is not None:
-            qkv = self.multiply(x)
+            qkv, cut = self.multiply(x)
             if geometry.rotation is not None and qkv.is_cuda and has_triton() and qkv.dtype != torch.float64:
                 from some_moe.kernels.rotary import rotate_qkv
 
-                turned: tuple[Tensor, ...] = rotate_qkv(qkv, *geometry.rotation, self.num_heads)
-                return turned
+                return rotate_qkv(qkv, *geometry.rotation, self.num_heads, cut)
+            qkv = BiasGradient.apply(qkv, *cut) if cut else qkv  # type: ignore[no-untyped-call]
             parts = qkv.chunk(3, dim=-1)
         else:
             parts = tuple(project(x) for project in self.maps)
