@@ -4,6 +4,8 @@ Routing is decided in float32 as everywhere else: bf16 queries meet keys cut int
 queries are multiplied in three TF32 products (error about 2⁻²¹).
 Shapes: N queries, E keys, K chosen, D model width.
 """
+# mypy: disable-error-code=assignment
+# (The tuples grow, score by score.)
 
 from typing import Any
 
@@ -14,16 +16,33 @@ from torch import Tensor
 
 from some_moe.kernels.sums import can_sum, sum_in_one_pass
 
+PROGRAMS = 2112  # of the backward kernel at most, of one warp each where rows are short
+
+
+@triton.jit
+def store_gates(gates, scores, temperature, exists):
+    """gates (…, K) from the K-tuple of scores: their softmax at a temperature."""
+    highest = scores[0]
+    for k in tl.static_range(1, len(scores)):
+        highest = tl.maximum(highest, scores[k])
+    parts, total = (), highest * 0
+    for k in tl.static_range(len(scores)):
+        part = tl.exp((scores[k] - highest) / temperature)
+        parts += (part,)
+        total += part
+    for k in tl.static_range(len(scores)):
+        tl.store(gates + k, parts[k] / total, mask=exists)
+
 
 @triton.jit
 def nearest_kernel(
-    query, keys, bias, experts, scores, biased, num_queries, E: tl.constexpr, BE: tl.constexpr, K: tl.constexpr,
-    D: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    query, keys, bias, experts, scores, biased, num_queries, temperature, E: tl.constexpr, BE: tl.constexpr,
+    K: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Of each block of BE experts the K highest of query · key + bias, highest first.
 
     experts, scores (without the bias) and biased: (N, blocks, K). keys (PARTS, E, D): parts that add up to the keys.
+    temperature, if not None: the scores become gates.
     """
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     exists = row < num_queries
@@ -40,6 +59,7 @@ def nearest_kernel(
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
     left = tl.where(known[None, :], acc + tl.load(bias + expert, mask=known, other=0.0)[None, :], -float("inf"))
     out = (row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * K
+    found = ()
     for k in tl.static_range(K):
         value, place = tl.max(left, 1, return_indices=True)
         # Among scores that are no numbers any place may be found, beyond the last expert too.
@@ -48,16 +68,22 @@ def nearest_kernel(
         tl.store(experts + out + k, best.to(tl.int64), mask=exists)
         tl.store(biased + out + k, value, mask=exists)
         # Taking the bias off again rounds once; keeping all scores without it would take as many registers again.
-        tl.store(scores + out + k, value - tl.load(bias + best, mask=exists & (best < E), other=0.0), mask=exists)
+        score = value - tl.load(bias + best, mask=exists & (best < E), other=0.0)
         left = tl.where(hit, -float("inf"), left)
+        if temperature is None:
+            tl.store(scores + out + k, score, mask=exists)
+        else:
+            found += (score,)
+    if temperature is not None:
+        store_gates(scores + out, found, temperature, exists)
 
 
 @triton.jit
 def merge_kernel(
-    experts, scores, biased, best_experts, best_scores, num_queries, MANY: tl.constexpr, PADDED: tl.constexpr,
-    K: tl.constexpr, BM: tl.constexpr,
+    experts, scores, biased, best_experts, best_scores, num_queries, temperature, MANY: tl.constexpr,
+    PADDED: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The K best of each query's MANY candidates."""
+    """The K best of each query's MANY candidates. temperature, if not None: their scores become gates."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     exists = row < num_queries
     candidate = tl.arange(0, PADDED)
@@ -66,11 +92,18 @@ def merge_kernel(
     left = tl.load(biased + at, mask=keep, other=-float("inf"))
     expert = tl.load(experts + at, mask=keep, other=0)
     score = tl.load(scores + at, mask=keep, other=0.0)
+    found = ()
     for k in tl.static_range(K):
         hit = candidate[None, :] == tl.argmax(left, 1)[:, None]
         tl.store(best_experts + row * K + k, tl.sum(tl.where(hit, expert, 0), 1), mask=exists)
-        tl.store(best_scores + row * K + k, tl.sum(tl.where(hit, score, 0.0), 1), mask=exists)
+        best = tl.sum(tl.where(hit, score, 0.0), 1)
         left = tl.where(hit, -float("inf"), left)
+        if temperature is None:
+            tl.store(best_scores + row * K + k, best, mask=exists)
+        else:
+            found += (best,)
+    if temperature is not None:
+        store_gates(best_scores + row * K, found, temperature, exists)
 
 
 @triton.jit
@@ -86,27 +119,42 @@ def split_kernel(keys, parts, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def nearest_backward_kernel(
-    grad_scores, experts, keys, grad_query, num_queries, K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-    BD: tl.constexpr,
+    grads, gates, experts, keys, grad_query, num_queries, per_program, temperature, K: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """grad_query (N, D) = Σ_k grad_score · keys[expert]: only the chosen keys have a gradient to give."""
-    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    exists = row < num_queries
+    """grad_query (N, D) = Σ_k grad_score · keys[expert]: only the chosen keys have a gradient to give.
+
+    grads (N, K): of the scores; or, if temperature is not None, of the gates (N, K).
+    """
+    first = tl.program_id(0).to(tl.int64) * per_program
     column = tl.arange(0, BD)
-    keep = exists[:, None] & (column < D)[None, :]
-    acc = tl.zeros((BM, BD), dtype=tl.float32)
-    for k in tl.range(K, loop_unroll_factor=4):
-        grad = tl.load(grad_scores + row * K + k, mask=exists, other=0.0)
-        expert = tl.load(experts + row * K + k, mask=exists, other=0)
-        acc += grad[:, None] * tl.load(keys + expert[:, None] * D + column[None, :], mask=keep, other=0.0)
-    tl.store(grad_query + row[:, None] * D + column[None, :], acc.to(grad_query.dtype.element_ty), mask=keep)
+    for start in range(0, per_program, BM):
+        row = first + start + tl.arange(0, BM)
+        exists = row < num_queries
+        keep = exists[:, None] & (column < D)[None, :]
+        along = tl.zeros((BM,), dtype=tl.float32)
+        if temperature is not None:
+            for k in tl.static_range(K):
+                gate = tl.load(gates + row * K + k, mask=exists, other=0.0)
+                along += gate * tl.load(grads + row * K + k, mask=exists, other=0.0)
+        acc = tl.zeros((BM, BD), dtype=tl.float32)
+        for k in tl.range(K, loop_unroll_factor=4):
+            grad = tl.load(grads + row * K + k, mask=exists, other=0.0)
+            if temperature is not None:
+                grad = tl.load(gates + row * K + k, mask=exists, other=0.0) * (grad - along) / temperature
+            expert = tl.load(experts + row * K + k, mask=exists, other=0)
+            acc += grad[:, None] * tl.load(keys + expert[:, None] * D + column[None, :], mask=keep, other=0.0)
+        tl.store(grad_query + row[:, None] * D + column[None, :], acc.to(grad_query.dtype.element_ty), mask=keep)
 
 
 @torch.library.custom_op("some_moe::nearest", mutates_args=())
-def nearest(query: Tensor, keys: Tensor, bias: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def nearest(
+    query: Tensor, keys: Tensor, bias: Tensor, top_k: int, temperature: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The top_k experts of each query (N, D) and their scores: (N, K) int64 and (N, K) float32.
 
-    query: bf16 or float32; keys (E, D) float32; bias (E,): added for the choice alone.
+    query: bf16 or float32; keys (E, D) float32; bias (E,): added for the choice alone. temperature: asks for gates
+    instead of the scores, their softmax at this temperature.
     """
     num_queries, d = query.shape
     block = min(128, max(16, triton.next_power_of_2(len(keys))))
@@ -117,19 +165,20 @@ def nearest(query: Tensor, keys: Tensor, bias: Tensor, top_k: int) -> tuple[Tens
     halves = query.dtype == torch.bfloat16
     parts = split_bf16(keys) if halves else keys
     rows = (128 if block > 64 else 64) if halves else 64
+    at_once = shape[1] == 1
     nearest_kernel[(triton.cdiv(num_queries, rows), shape[1])](
-        query, parts, bias, experts, scores, biased, num_queries, E=len(keys), BE=block, K=top_k, D=d,
-        PARTS=3 if halves else 1, BM=rows, BK=64 if halves else 32,
+        query, parts, bias, experts, scores, biased, num_queries, temperature if at_once else None, E=len(keys),
+        BE=block, K=top_k, D=d, PARTS=3 if halves else 1, BM=rows, BK=64 if halves else 32,
         PRECISION="tf32" if halves else "tf32x3", num_warps=8 if block > 64 else 4, num_stages=2,
     )  # fmt: skip
-    if shape[1] == 1:
+    if at_once:
         return experts.view(num_queries, top_k), scores.view(num_queries, top_k)
     best = torch.empty(num_queries, top_k, dtype=torch.int64, device=query.device)
     best_scores = torch.empty(num_queries, top_k, dtype=torch.float32, device=query.device)
     many = shape[1] * top_k
     merge_kernel[(triton.cdiv(num_queries, 64),)](
-        experts, scores, biased, best, best_scores, num_queries, MANY=many, PADDED=triton.next_power_of_2(many),
-        K=top_k, BM=64,
+        experts, scores, biased, best, best_scores, num_queries, temperature, MANY=many,
+        PADDED=triton.next_power_of_2(many), K=top_k, BM=64,
     )  # fmt: skip
     return best, best_scores
 
@@ -142,39 +191,50 @@ def split_bf16(keys: Tensor) -> Tensor:
 
 
 @nearest.register_fake
-def _(query: Tensor, keys: Tensor, bias: Tensor, top_k: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _(
+    query: Tensor,
+    keys: Tensor,  # noqa: ARG001
+    bias: Tensor,  # noqa: ARG001
+    top_k: int,
+    temperature: float | None = None,  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:
     shape = (query.shape[0], top_k)
     return query.new_empty(shape, dtype=torch.int64), query.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.custom_op("some_moe::nearest_backward", mutates_args=())
-def nearest_backward(grad_scores: Tensor, experts: Tensor, keys: Tensor, like: Tensor) -> Tensor:
-    """The gradient of the queries (N, D), in the type of `like`."""
+def nearest_backward(
+    grads: Tensor, experts: Tensor, gates: Tensor, keys: Tensor, like: Tensor, temperature: float | None
+) -> Tensor:
+    """The gradient of the queries (N, D), in the type of `like`, from those of what `nearest` gave at a temperature."""
     num_queries, top_k = experts.shape
     d = keys.shape[1]
     grad = torch.empty(num_queries, d, dtype=like.dtype, device=keys.device)
     padded = triton.next_power_of_2(d)
-    rows = max(1, 2048 // padded)
-    nearest_backward_kernel[(triton.cdiv(num_queries, rows),)](
-        grad_scores, experts, keys, grad, num_queries, K=top_k, D=d, BM=rows, BD=padded
-    )
+    rows = max(1, 1024 // padded)
+    per_program = max(1, triton.cdiv(triton.cdiv(num_queries, PROGRAMS), rows)) * rows
+    nearest_backward_kernel[(triton.cdiv(num_queries, per_program),)](
+        grads, gates, experts, keys, grad, num_queries, per_program, temperature, K=top_k, D=d, BM=rows, BD=padded,
+        num_warps=max(1, padded // 1024),
+    )  # fmt: skip
     return grad
 
 
 @nearest_backward.register_fake
-def _(grad_scores: Tensor, experts: Tensor, keys: Tensor, like: Tensor) -> Tensor:  # noqa: ARG001
+def _(grads: Tensor, experts: Tensor, gates: Tensor, keys: Tensor, like: Tensor, temperature: float | None) -> Tensor:  # noqa: ARG001
     return like.new_empty(experts.shape[0], keys.shape[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, keys, _, _ = inputs
-    experts, _ = output
+    query, keys, _, _, temperature = inputs
+    experts, gates = output
     ctx.mark_non_differentiable(experts)
-    ctx.save_for_backward(experts, keys, query.new_empty(0))
+    ctx.save_for_backward(experts, gates, keys, query.new_empty(0))
+    ctx.temperature = temperature
 
 
-def _backward(ctx: Any, _: Tensor, grad_scores: Tensor) -> tuple[Tensor, None, None, None]:
-    return nearest_backward(grad_scores.contiguous(), *ctx.saved_tensors), None, None, None
+def _backward(ctx: Any, _: Tensor, grads: Tensor) -> tuple[Tensor | None, ...]:
+    return nearest_backward(grads.contiguous(), *ctx.saved_tensors, ctx.temperature), None, None, None, None
 
 
 nearest.register_autograd(_backward, setup_context=_save)

@@ -237,9 +237,12 @@ class KeyRouter(nn.Module):
             address, keys = self.addresses(scored)
             if self.model.score == "dot" and self.state.query_mean is None:
                 address = query  # before it was widened to float32: the same numbers in half the bytes
-            experts, chosen = nearest(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k)
+            settled = temperature if self.temperature is None else None  # a learned one must get its gradient
+            experts, gates = nearest(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k, settled)
+            if settled is None:
+                gates = (gates / temperature).softmax(-1)
             shape = (*scored.shape[:2], top_k)
-            return experts.view(shape), (chosen.view(shape) / temperature).softmax(-1), None
+            return experts.view(shape), gates.view(shape), None
         scores = self.score(scored)
         # The bias decides who is chosen, and never how much the chosen count.
         experts = (scores.detach() + self.state.bias).topk(top_k, dim=-1).indices
