@@ -77,6 +77,7 @@ def test_steps_follow_one_another_and_learn() -> None:
         ("gatherTopK", "aten::topk", (), "gravity and routing"),
         ("elementwise_kernel", "aten::add gravity", (), "gravity and routing"),
         ("DeviceRadixSort", "aten::embedding_dense_backward", (), "elementwise and other"),
+        ("embedding_sum_kernel", "", (), "elementwise and other"),
         ("triton_poi_fused_add_7", "", (), "elementwise and other"),
         ("multi_tensor_apply_kernel", "aten::_foreach_copy_ CopyTensorsBackward", (), "elementwise and other"),
         ("up_kernel", "some_moe::gelu_product", (), "other matmuls"),

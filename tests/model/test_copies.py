@@ -165,7 +165,7 @@ def test_copies_go_away_when_a_step_fails() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
-def test_on_a_gpu_no_cast_of_a_weight_is_left_and_the_bits_are_the_same() -> None:
+def test_on_a_gpu_no_cast_of_a_weight_is_left_and_the_numbers_are_the_same() -> None:
     config = ModelConfig(d_model=64, num_layers=3, num_heads=2, vocab_size=512, num_experts=16, d_ffn=128, top_k=2)
     config = config.override({"expert_dtype": "bfloat16"})
     model = make_model(config, "inductor", device="cuda", whole=True)
@@ -187,6 +187,8 @@ def test_on_a_gpu_no_cast_of_a_weight_is_left_and_the_bits_are_the_same() -> Non
         assert gradient is not None
         if name.endswith("bias"):
             assert (found[name] - gradient).norm() <= 5e-3 * gradient.norm(), name
+        elif name == "embedding.weight":  # in float32 both, but not added up in the same order
+            assert (found[name] - gradient).norm() <= 5e-6 * gradient.norm(), name
         else:
             assert torch.equal(found[name], gradient), name
 
@@ -194,7 +196,7 @@ def test_on_a_gpu_no_cast_of_a_weight_is_left_and_the_bits_are_the_same() -> Non
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("num_tokens", [1000, 3072, 3073, 20_000])
-def test_on_a_gpu_the_gradient_of_an_embedding_is_rounded_once_at_most(num_tokens: int) -> None:
+def test_on_a_gpu_the_gradient_of_an_embedding_is_not_rounded(num_tokens: int) -> None:
     torch.manual_seed(num_tokens)
     embedding = Embedding(300, 64, may_round=True).cuda()
     tokens = (300 * torch.rand(num_tokens, device="cuda") ** 4).long()[None]  # a few of them very often
@@ -203,4 +205,4 @@ def test_on_a_gpu_the_gradient_of_an_embedding_is_rounded_once_at_most(num_token
     (found,) = torch.autograd.grad(embedding(tokens), embedding.weight, back)
     exact = torch.zeros(300, 64, dtype=torch.float64, device="cuda").index_add(0, tokens[0], back[0].double())
     assert found.dtype == torch.float32
-    assert (found.double() - exact).norm() <= 2e-3 * exact.norm()
+    assert (found.double() - exact).norm() <= 5e-6 * exact.norm()

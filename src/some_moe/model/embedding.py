@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from some_moe.kernels import has_triton
+
 MANY = 3072  # indices up to which torch adds up a gradient on a GPU by another kernel, which rounds as it goes
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # gradients that the project's own kernels add up
 
 
 class GatherRows(torch.autograd.Function):
@@ -21,8 +24,13 @@ class GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (tokens,) = ctx.saved_tensors
-        # On a GPU sums over many tokens are in float32 whatever they are of, and rounded once, as the gradient of any
-        # product is; and numbers half as wide are sorted in half the time. Elsewhere sums are as wide as the gradient.
+        if grad.is_cuda and grad.dtype in SUMMED and ctx.dtype == torch.float32 and has_triton():
+            from some_moe.kernels.embedding import embedding_gradient
+
+            return embedding_gradient(grad, tokens, ctx.num_rows), None, None
+        # By torch on a GPU sums over many tokens are in float32 whatever they are of, and rounded once, as the gradient
+        # of any product is; and numbers half as wide are sorted in half the time. Elsewhere sums are as wide as the
+        # gradient.
         at_once = grad.is_cuda and tokens.numel() > MANY
         given = (grad, tokens.int()) if at_once else (grad.to(ctx.dtype), tokens)
         added = torch.ops.aten.embedding_dense_backward(*given, ctx.num_rows, -1, False)

@@ -1,0 +1,237 @@
+"""The gradient of a token embedding on a GPU: the rows of the tokens' gradients, added up by token id in float32.
+
+Ids are dealt to buckets, and tokens are ordered by bucket: `embedding_rank_kernel` counts each block's tokens by bucket
+and ranks them among themselves, `embedding_order_kernel` adds up the counts of the blocks and gives each token its
+slot. `embedding_sum_kernel` adds up the rows of a bucket, for all its ids at once: a product with ones where a row is
+of an id, and zeros elsewhere. So it matters little how often an id occurs. A bucket of many slots is added up in
+chunks, and `embedding_join_kernel` adds up these. All orders are fixed: the same numbers give the same bits.
+
+Ones and zeros are exact, and so are the parts that float32 rows are split into. But what is not finite in a row reaches
+all ids of its bucket: zero times infinity is not a number.
+
+Shapes: N tokens, V ids, D model width.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 256  # tokens at least that are ranked together, each held against each
+BLOCKS = 128  # beyond so many blocks they are longer: each program of the order adds up all their counts
+MAX_BLOCK = 512
+WIDTH = 16  # tokens against which a block's are held at a time
+BINS = 512  # buckets a program counts at most
+COUNTS = 16384  # counts that a program of the order holds at a time
+CHUNK = 256  # slots that one program adds up at most
+TOKENS = 64  # so many at a time
+WARPS, STAGES = 4, 3
+JOINED_ROWS, JOINED_COLUMNS = 32, 128  # of the chunks' sums that one program adds up at a time
+JOINERS = 8  # buckets of many slots that are added up beside each other
+
+
+@triton.jit
+def embedding_rank_kernel(
+    tokens, ranks, counts, num_tokens, BUCKETS: tl.constexpr, PADDED: tl.constexpr, BINS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """counts (blocks, PADDED): tokens of each bucket in this block; ranks (N,): how many of these come before each."""
+    block, first = tl.program_id(0), tl.program_id(1) * BINS
+    slot = block * BLOCK + tl.arange(0, BLOCK)
+    exists = slot < num_tokens
+    mine = tl.load(tokens + slot, mask=exists, other=0).to(tl.int32) % BUCKETS
+    place = mine - first
+    found = tl.histogram(place, BINS, mask=exists & (place >= 0) & (place < BINS))
+    tl.store(counts + block * PADDED + first + tl.arange(0, BINS), found)
+    if first == 0:
+        before = tl.zeros((BLOCK, WIDTH), dtype=tl.int32)
+        for start in tl.static_range(0, BLOCK, WIDTH):  # all of it asked for at once
+            other = block * BLOCK + start + tl.arange(0, WIDTH)
+            theirs = tl.load(tokens + other, mask=other < num_tokens, other=0).to(tl.int32) % BUCKETS
+            before += ((mine[:, None] == theirs[None, :]) & (other[None, :] < slot[:, None])).to(tl.int32)
+        tl.store(ranks + slot, tl.sum(before, 1), mask=exists)
+
+
+@triton.jit
+def embedding_order_kernel(
+    tokens, ranks, counts, starts, order, num_tokens, num_blocks, BUCKETS: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """order (N,): tokens by bucket, each bucket's in their own order; starts (BUCKETS + 2,): each bucket's first slot,
+    N, and the most slots that a bucket has.
+
+    Every program adds up all counts for itself, which is less than to wait for another launch.
+    """
+    block = tl.program_id(0)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    exists = token < num_tokens
+    mine = tl.load(tokens + token, mask=exists, other=0).to(tl.int32) % BUCKETS
+    rank = tl.load(ranks + token, mask=exists, other=0)
+    bucket = tl.arange(0, PADDED)
+    here = tl.zeros((ROWS, PADDED), dtype=tl.int32)
+    before = tl.zeros((ROWS, PADDED), dtype=tl.int32)
+    for first in range(0, num_blocks, ROWS):
+        row = first + tl.arange(0, ROWS)
+        at = counts + row[:, None] * PADDED + bucket[None, :]
+        count = tl.load(at, mask=(row < num_blocks)[:, None], other=0)
+        here += count
+        before += tl.where((row < block)[:, None], count, 0)
+    total = tl.sum(here, 0)
+    start = tl.cumsum(total, 0) - total
+    if block == 0:
+        tl.store(starts + bucket, start, mask=bucket < BUCKETS)
+        tl.store(starts + BUCKETS, num_tokens)
+        tl.store(starts + BUCKETS + 1, tl.max(total, 0))
+    slot = tl.gather(start + tl.sum(before, 0), mine, 0) + rank
+    tl.store(order + slot, token, mask=exists)
+
+
+@triton.jit
+def embedding_sum_kernel(
+    grad, tokens, starts, order, partial, out, num_tokens, num_ids, num_partial, D: tl.constexpr,
+    BUCKETS: tl.constexpr, IDS: tl.constexpr, CHUNK: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """WIDTH columns of out (V, D), for the ids of a bucket; or of partial (num_partial, IDS, D), for a chunk of slots.
+
+    Buckets of more than CHUNK slots leave their sums in partial. Of these at most one comes into a chunk from before,
+    and at most one begins in it: programs 2·i and 2·i + 1 are theirs, of chunk i.
+    """
+    program = tl.program_id(0)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    in_chunk = program < num_partial
+    enters = program % 2 == 0
+    if in_chunk & (tl.load(starts + BUCKETS + 1) <= CHUNK):
+        return
+    if in_chunk:
+        low = program // 2 * CHUNK
+        high = tl.minimum(low + CHUNK, num_tokens)
+        at = tl.load(order + tl.where(enters, low, high - 1))
+        bucket = tl.load(tokens + at).to(tl.int32) % BUCKETS
+    else:
+        low = program * 0
+        high = num_tokens + low
+        bucket = program - num_partial
+    first = tl.load(starts + bucket)
+    last = tl.load(starts + bucket + 1)
+    is_long = last - first > CHUNK
+    if (is_long != in_chunk) | (in_chunk & ((first < low) != enters)):
+        return
+    first, last = tl.maximum(first, low), tl.minimum(last, high)
+
+    own = tl.arange(0, IDS)
+    total = tl.zeros((WIDTH, IDS), dtype=tl.float32)
+    for start in range(first, last, TOKENS):
+        slot = start + tl.arange(0, TOKENS)
+        exists = slot < last
+        token = tl.load(order + slot, mask=exists, other=0)
+        rows = grad + token.to(tl.int64)[:, None] * D + column[None, :]
+        row = tl.load(rows, mask=exists[:, None] & (column < D)[None, :], other=0.0)
+        # Beyond the last slot rows are zeros: these may be of any id.
+        place = tl.load(tokens + token).to(tl.int32) // BUCKETS
+        marks = (place[:, None] == own[None, :]).to(tl.float32)
+        if grad.dtype.element_ty == tl.float32:
+            marks = marks.to(tl.bfloat16)
+            upper = row.to(tl.bfloat16)
+            rest = row - upper.to(tl.float32)
+            middle = rest.to(tl.bfloat16)
+            lower = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(tl.trans(upper), marks, total)
+            total = tl.dot(tl.trans(middle), marks, total)
+            total = tl.dot(tl.trans(lower), marks, total)
+        else:
+            total = tl.dot(tl.trans(row), marks.to(row.dtype), total)
+
+    inside = (column < D)[:, None]
+    if in_chunk:
+        line = (program * IDS + own).to(tl.int64)
+        tl.store(partial + line[None, :] * D + column[:, None], total, mask=inside)
+    else:
+        line = (own * BUCKETS + bucket).to(tl.int64)
+        tl.store(out + line[None, :] * D + column[:, None], total, mask=inside & (line < num_ids)[None, :])
+
+
+@triton.jit
+def embedding_join_kernel(
+    partial, starts, out, num_ids, D: tl.constexpr, BUCKETS: tl.constexpr, PADDED: tl.constexpr, IDS: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The ids' rows of out (V, D), for buckets of more than CHUNK slots; COLUMNS: of the bucket's IDS · D numbers."""
+    if tl.load(starts + BUCKETS + 1) <= CHUNK:
+        return
+    bucket = tl.arange(0, PADDED)
+    first = tl.load(starts + bucket, mask=bucket < BUCKETS, other=0)
+    last = tl.load(starts + bucket + 1, mask=bucket < BUCKETS, other=0)
+    is_long = (last - first > CHUNK).to(tl.int32)
+    number = tl.cumsum(is_long, 0) * is_long  # counted from 1 on
+    element = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    for wanted in range(tl.program_id(0) + 1, tl.sum(is_long, 0) + 1, tl.num_programs(0)):
+        chosen = number == wanted
+        this = tl.sum(tl.where(chosen, bucket, 0), 0)
+        begin = tl.sum(tl.where(chosen, first, 0), 0) // CHUNK
+        end = (tl.sum(tl.where(chosen, last, 0), 0) - 1) // CHUNK + 1
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(begin, end, ROWS):
+            chunk = start + tl.arange(0, ROWS)
+            row = (2 * chunk + (chunk == begin).to(tl.int32)).to(tl.int64)
+            keep = (chunk < end)[:, None] & (element < IDS * D)[None, :]
+            total += tl.load(partial + row[:, None] * (IDS * D) + element[None, :], mask=keep, other=0.0)
+        line = (element // D * BUCKETS + this).to(tl.int64)
+        keep = (element < IDS * D) & (line < num_ids)
+        tl.store(out + line * D + element % D, tl.sum(total, 0), mask=keep)
+
+
+def pad(num_buckets: int) -> int:
+    """Buckets in a vector: a power of two, and no fewer than a warp counts."""
+    return max(32, triton.next_power_of_2(num_buckets))
+
+
+def order_by_bucket(tokens: Tensor, num_buckets: int) -> tuple[Tensor, Tensor]:
+    """starts and order as of `embedding_order_kernel`, int32 both. tokens (N,), N > 0."""
+    num_tokens, padded = len(tokens), pad(num_buckets)
+    block = min(MAX_BLOCK, max(BLOCK, triton.next_power_of_2(triton.cdiv(num_tokens, BLOCKS))))
+    num_blocks, bins = triton.cdiv(num_tokens, block), min(BINS, padded)
+    counts = torch.empty(num_blocks, padded, dtype=torch.int32, device=tokens.device)
+    ranks, order = torch.empty(2, num_tokens, dtype=torch.int32, device=tokens.device)
+    starts = torch.empty(num_buckets + 2, dtype=torch.int32, device=tokens.device)
+    embedding_rank_kernel[(num_blocks, padded // bins)](
+        tokens, ranks, counts, num_tokens, BUCKETS=num_buckets, PADDED=padded, BINS=bins, BLOCK=block, WIDTH=WIDTH,
+        num_warps=8,
+    )  # fmt: skip
+    rows = min(triton.next_power_of_2(num_blocks), max(1, COUNTS // padded))
+    embedding_order_kernel[(num_blocks,)](
+        tokens, ranks, counts, starts, order, num_tokens, num_blocks, BUCKETS=num_buckets, PADDED=padded, BLOCK=block,
+        ROWS=rows, num_warps=min(16, max(4, rows * padded // 1024)),
+    )  # fmt: skip
+    return starts, order
+
+
+@torch.library.custom_op("some_moe::embedding_gradient", mutates_args=())
+def embedding_gradient(grad: Tensor, tokens: Tensor, num_ids: int) -> Tensor:
+    """Sums (V, D) float32 of the rows of grad (…, D) that belong to each id. tokens (…): ids from 0 to V − 1."""
+    grad, tokens = grad.contiguous(), tokens.flatten()
+    num_tokens, d = len(tokens), grad.shape[-1]
+    if grad.numel() == 0:
+        return torch.zeros(num_ids, d, dtype=torch.float32, device=grad.device)
+    out = torch.empty(num_ids, d, dtype=torch.float32, device=grad.device)
+    # A bucket has ids enough to be worth a product, few enough for a program's registers; many ids need fewer buckets.
+    ids = 32 if num_ids <= 16384 else 64
+    num_buckets = triton.cdiv(num_ids, ids)
+    starts, order = order_by_bucket(tokens, num_buckets)
+    num_chunks = triton.cdiv(num_tokens, CHUNK) if num_tokens > CHUNK else 0
+    partial = torch.empty(2 * num_chunks, ids, d, dtype=torch.float32, device=grad.device)
+    width = 128 if d > 64 else 64
+    embedding_sum_kernel[(2 * num_chunks + num_buckets, triton.cdiv(d, width))](
+        grad, tokens, starts, order, partial, out, num_tokens, num_ids, 2 * num_chunks, D=d, BUCKETS=num_buckets,
+        IDS=ids, CHUNK=CHUNK, TOKENS=TOKENS, WIDTH=width, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    if num_chunks > 0:
+        embedding_join_kernel[(min(JOINERS, num_chunks), triton.cdiv(ids * d, JOINED_COLUMNS))](
+            partial, starts, out, num_ids, D=d, BUCKETS=num_buckets, PADDED=pad(num_buckets), IDS=ids, CHUNK=CHUNK,
+            ROWS=JOINED_ROWS, COLUMNS=JOINED_COLUMNS,
+        )  # fmt: skip
+    return out
+
+
+@embedding_gradient.register_fake
+def _(grad: Tensor, tokens: Tensor, num_ids: int) -> Tensor:  # noqa: ARG001
+    return grad.new_empty(num_ids, grad.shape[-1], dtype=torch.float32)
