@@ -84,6 +84,8 @@ def test_steps_follow_one_another_and_learn() -> None:
         ("plain_kernel", "", (), "experts"),
         ("clip_kernel", "", (), "optimizer"),
         ("nats_kernel", "some_moe::token_nats", (), "cross-entropy and head"),
+        ("nats_loss_kernel", "", (), "cross-entropy and head"),
+        ("sum_rows_kernel", "some_moe::weigh_nats", (), "cross-entropy and head"),
         ("partial_sums_kernel", "some_moe::sum_by_expert", (), "gravity and routing"),
     ],
 )

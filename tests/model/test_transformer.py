@@ -55,6 +55,26 @@ def test_training_lowers_the_loss(name: str) -> None:
     assert float(next_token_loss(model, tokens).detach()) < start - 0.3
 
 
+@pytest.mark.parametrize("kind", ["none", "bool", "float"])
+def test_the_loss_is_the_weighed_sum_of_the_nats_and_alone_has_their_gradient(kind: str) -> None:
+    model, tokens = make_model("plain"), make_tokens()
+    inputs, targets, denominator = tokens[:, :-1], tokens[:, 1:], torch.tensor(7.0)
+    numbers = torch.rand(targets.shape, generator=torch.Generator().manual_seed(0))
+    weights = {"none": None, "bool": numbers < 0.5, "float": numbers}[kind]
+    output = model(inputs, targets=targets, weights=weights, denominator=denominator)
+    plain = model(inputs, targets=targets)
+    assert plain.loss is None
+    expected = (plain.nats if weights is None else plain.nats * weights).sum() / 7
+    assert torch.equal(output.nats, plain.nats)
+    assert not output.nats.requires_grad
+    assert torch.equal(output.loss, expected)
+    parameters = list(model.parameters())
+    for left, right in zip(
+        torch.autograd.grad(output.loss, parameters), torch.autograd.grad(expected, parameters), strict=True
+    ):
+        assert torch.equal(left, right)
+
+
 @every_kind
 def test_forward_changes_no_state(name: str) -> None:
     model = make_model(name)

@@ -72,6 +72,20 @@ def test_accumulating_four_by_eight_equals_one_by_thirty_two(batching: str, data
     assert all(int(whole[f"blocks.{layer}.ffn.key_router.state.respawns"].sum()) > 0 for layer in range(2))
 
 
+@pytest.mark.parametrize("loss_on", ["text", "all_positions"])
+def test_the_loss_is_the_mean_over_text_or_over_all_positions(loss_on: str) -> None:
+    data = DataConfig(seq_len=40, batch_size=8, batching="padded", loss_on=loss_on)  # type: ignore[arg-type]
+    config = RunConfig(model=MODEL, gravity=GRAVITY, data=data, train=TrainConfig())
+    batch = next(iter(Batches(make_rows(32), data, rows_a_step=32, seed=1).epoch(0)))
+    model = SomeLM(MODEL, GRAVITY)
+    with torch.no_grad():
+        nats = model(batch.inputs, targets=batch.targets, rows=batch.rows).nats
+    assert not batch.real.all()
+    expected = float(nats[batch.real].mean() if loss_on == "text" else nats.mean())
+    result = train_step(model, make_optimizer(model, config.train), batch, config, 0, 10, device=CPU)
+    assert float(result.loss) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("changes", [{}, {"trainability": "full"}, {"gains": True}])
 def test_decay_acts_on_matrices_alone_or_on_everything(changes: dict[str, object]) -> None:
     model = SomeLM(MODEL.override(changes))

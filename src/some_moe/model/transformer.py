@@ -32,6 +32,7 @@ class ModelOutput:
     scores: Tensor  # (B, T, V) logits; or, where targets were given, (B, T) the nats of each target
     routings: tuple[Routing, ...]  # one a SoME layer, in order of depth; empty for dense models
     aux_loss: Tensor | None  # sum of the layers' auxiliary losses, where any are asked for
+    loss: Tensor | None = None  # () what the model learns from, where a denominator was given: scores is then a record
 
     @property
     def logits(self) -> Tensor:
@@ -207,6 +208,8 @@ class SomeLM(nn.Module):
         step: int = 0,
         salt: Tensor | None = None,
         targets: Tensor | None = None,
+        weights: Tensor | None = None,
+        denominator: Tensor | None = None,
         top_k: int | None = None,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
@@ -217,8 +220,9 @@ class SomeLM(nn.Module):
 
         counted (B, T): tokens that enter the statistics (default all). rows (B,): each row's number within
         the whole step. step: chooses what is sampled; or salt, a hash of seed and step that is on the device
-        already. targets (B, T): asks for their nats instead of the logits. positions (B, T) and segments (B, T):
-        for packed rows. sums: off where the keys will not move by this pass.
+        already. targets (B, T): asks for their nats instead of the logits; denominator (), for the loss too, which is
+        their sum, by weights (B, T) where there are any, divided by it. Gradients then go by the loss alone.
+        positions (B, T) and segments (B, T): for packed rows. sums: off where the keys will not move by this pass.
         """
         past = 0 if cache is None else cache.length
         past_positions = torch.arange(past, device=tokens.device)[None] if past else None
@@ -260,11 +264,19 @@ class SomeLM(nn.Module):
                 routings.append(routing)
         if cache is not None:
             cache.length += tokens.shape[1]
+        loss = None
+        if targets is None:
+            scores = self.head(x)
+        elif denominator is None:
+            scores = self.score_targets(x, targets)
+        else:
+            loss, scores = self.find_loss(x, targets, weights, denominator)
         losses = [routing.aux_loss for routing in routings if routing.aux_loss is not None]
         return ModelOutput(
-            scores=self.head(x) if targets is None else self.score_targets(x, targets),
+            scores=scores,
             routings=tuple(routings),
             aux_loss=torch.stack(losses).sum() if losses else None,
+            loss=loss,
         )
 
     def score_targets(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -275,6 +287,25 @@ class SomeLM(nn.Module):
             return token_nats(self.head(x), targets)
         return token_nats(multiply(x, self.head), targets, self.head.bias)
 
+    def find_loss(
+        self, x: Tensor, targets: Tensor, weights: Tensor | None, denominator: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Σ weights · nats / denominator (), and the nats (B, T), without their gradient.
+
+        On a GPU one kernel makes both, and the gradient of bf16 logits: it reads them while they are there.
+        """
+        if makes_bf16(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            from some_moe.kernels import loss
+
+            if loss.can_run(self.model.vocab_size):
+                flat = None if weights is None else weights.flatten()
+                logits = multiply(x, self.head).flatten(0, 1)
+                found, nats = loss.find_loss(logits, targets.flatten(), flat, denominator, self.head.bias)
+                return found, nats.view(targets.shape)
+        nats = self.score_targets(x, targets)
+        weighed = nats if weights is None else nats * weights
+        return weighed.sum() / denominator, nats.detach()
+
     advance_layers: Advance | None = None  # gravity's, once compiled
 
     def fits_graph(self, bf16: bool) -> bool:
@@ -282,7 +313,7 @@ class SomeLM(nn.Module):
         return self.head.weight.is_cuda and all(library.fits_graph(bf16) for library in self.libraries)
 
     def compile_parts(self, *, dynamic: bool | None = False, bf16: bool = False) -> None:
-        """Compile the block, once for all layers, the head with its loss, and gravity (dynamic: as torch.compile)."""
+        """Compile the block, once for all layers, the head with its nats, and gravity (dynamic: as torch.compile)."""
         # A block's code is one for all layers; what differs between them is data. Shapes and top_k may vary.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         whole = self.fits_graph(bf16)

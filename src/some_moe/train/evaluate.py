@@ -27,11 +27,13 @@ def forward(
     *,
     salt: Tensor | None = None,
     score: bool = False,
+    denominator: Tensor | None = None,
     sums: bool = True,
 ) -> ModelOutput:
     """Run the model on a batch with the config's convention of what counts.
 
-    score asks for nats, not logits; sums, for what gravity reads.
+    score asks for nats, not logits; a denominator (), for the training loss beside them, which is divided by it; sums,
+    for what gravity reads.
     """
     counted = torch.ones_like(batch.real) if config.data.count_padding else batch.real
     output: ModelOutput = model(
@@ -41,6 +43,8 @@ def forward(
         step=step,
         salt=salt,
         targets=batch.targets if score else None,
+        weights=batch.real if config.data.loss_on == "text" else None,
+        denominator=denominator,
         top_k=top_k,
         positions=batch.positions,
         segments=batch.segments,

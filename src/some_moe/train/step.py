@@ -88,16 +88,15 @@ def learn(
     with weights_copied(model, torch.bfloat16, enabled=bf16 and device_type == "cuda"):
         for part, share in zip(inputs.parts, inputs.shares, strict=True):
             with torch.autocast(device_type, torch.bfloat16, enabled=bf16):
-                output = forward(model, part, config, salt=inputs.salt, top_k=top_k, score=True)
-            nats = output.nats
-            if config.data.loss_on == "text":
-                nats = nats * part.real
-            part_loss = nats.sum() / inputs.denominator
-            objective = part_loss
+                output = forward(
+                    model, part, config, salt=inputs.salt, top_k=top_k, score=True, denominator=inputs.denominator
+                )
+            assert output.loss is not None
+            objective = output.loss
             if output.aux_loss is not None:
-                objective = part_loss + output.aux_loss * share.to(output.aux_loss.dtype)
+                objective = objective + output.aux_loss * share.to(output.aux_loss.dtype)
             objective.backward()  # type: ignore[no-untyped-call]
-            loss = loss + part_loss.detach()
+            loss = loss + output.loss.detach()
             found = tuple(routing.detach() for routing in output.routings)
             routings = tuple(a + b for a, b in zip(routings, found, strict=True)) if routings else found
     assert isinstance(loss, Tensor)
