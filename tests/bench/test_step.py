@@ -87,6 +87,7 @@ def test_steps_follow_one_another_and_learn() -> None:
         ("nats_loss_kernel", "", (), "cross-entropy and head"),
         ("sum_rows_kernel", "some_moe::weigh_nats", (), "cross-entropy and head"),
         ("partial_sums_kernel", "some_moe::sum_by_expert", (), "gravity and routing"),
+        ("samples_kernel", "some_moe::sum_layers", (), "gravity and routing"),
     ],
 )
 def test_kernels_are_sorted_into_classes(kernel: str, operation: str, shapes: Any, expected: str) -> None:

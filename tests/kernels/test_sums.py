@@ -2,9 +2,28 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
+NOT_SAMPLED = torch.iinfo(torch.int64).max
+
+
+def units(query: Tensor) -> Tensor:
+    exact = query.double()
+    lengths = exact.norm(dim=1)
+    return exact / lengths.where(lengths > 0, 1)[:, None]
+
+
+def check_sums(
+    experts: Tensor, counted: Tensor, query: Tensor, counts: Tensor, pairs: Tensor, query_sum: Tensor, number: Tensor
+) -> None:
+    chosen = torch.zeros(len(query), len(counts), dtype=torch.float64, device=DEVICE)
+    chosen.scatter_(1, experts, counted.double()[:, None].expand(experts.shape))
+    assert torch.equal(pairs, (chosen.T @ chosen).long())
+    assert torch.equal(counts, chosen.sum(0).long())
+    assert int(number) == int(counted.sum())
+    assert torch.allclose(query_sum.double(), chosen.T @ units(query), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -30,15 +49,7 @@ def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: i
     experts = torch.rand(n, num_experts, device=DEVICE).topk(top_k).indices
     counted = torch.rand(n, device=DEVICE) < 0.7
     counts, pairs, query_sum, num_counted = sum_by_expert(experts, counted, query, num_experts)
-    chosen = torch.zeros(n, num_experts, dtype=torch.float64, device=DEVICE)
-    chosen.scatter_(1, experts, counted.double()[:, None].expand(-1, top_k))
-    exact = query.double()
-    exact_norms = exact.norm(dim=1)
-    unit = exact / exact_norms.where(exact_norms > 0, 1)[:, None]
-    assert torch.equal(pairs, (chosen.T @ chosen).long())
-    assert torch.equal(counts, chosen.sum(0).long())
-    assert int(num_counted) == int(counted.sum())
-    assert torch.allclose(query_sum.double(), chosen.T @ unit, atol=1e-4)
+    check_sums(experts, counted, query, counts, pairs, query_sum, num_counted)
 
 
 @pytest.mark.parametrize(("num_experts", "d"), [(64, 512), (300, 64)])
@@ -63,6 +74,94 @@ def test_squares_of_huge_and_tiny_queries_stay_in_range(size: float, num_experts
     counted = torch.ones(40, dtype=torch.bool, device=DEVICE)
     _, _, query_sum, _ = sum_by_expert(experts, counted, query, num_experts)
     assert torch.allclose(query_sum[0], torch.full((64,), 5.0, device=DEVICE), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "n", "num_experts", "top_k", "d", "samples"),
+    [
+        (8, 24_576, 64, 4, 384, 32),
+        (10, 24_576, 64, 4, 512, 32),
+        (3, 1000, 63, 3, 40, 7),  # experts and columns that do not fill their blocks
+        (1, 77, 8, 8, 130, 1),
+        (12, 1, 16, 1, 512, 2),
+        (140, 300, 16, 2, 64, 3),  # more layers than programs
+    ],
+)
+@pytest.mark.parametrize("own_tokens", [False, True])
+def test_sums_of_all_layers_equal_float64(
+    layers: int, n: int, num_experts: int, top_k: int, d: int, samples: int, own_tokens: bool
+) -> None:
+    from some_moe.kernels.sums import sum_layers
+
+    torch.manual_seed(n)
+    queries = [torch.randn(n, d, device=DEVICE).bfloat16() for _ in range(layers)]
+    queries[0][n // 2] = 0  # no direction
+    experts = [torch.rand(n, num_experts, device=DEVICE).topk(top_k).indices for _ in range(layers)]
+    counted = torch.rand((layers, n) if own_tokens else (n,), device=DEVICE) < 0.7
+    place = torch.randint(n, (layers, samples), device=DEVICE)
+    place[0, 0] = n // 2
+    order = torch.randint(NOT_SAMPLED, (layers, samples), device=DEVICE)
+    order[:, samples // 2 + 1 :] = NOT_SAMPLED
+    once, again = (sum_layers(experts, counted, queries, place, order, num_experts) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+    for layer, (*sums, sample) in enumerate(zip(*once, strict=True)):
+        enters = counted[layer] if own_tokens else counted
+        check_sums(experts[layer], enters, queries[layer], *sums)
+        expected = torch.where((order[layer] < NOT_SAMPLED)[:, None], units(queries[layer])[place[layer]], 0.0)
+        assert torch.allclose(sample.double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_huge_and_tiny_queries_are_sampled_at_unit_length(size: float) -> None:
+    from some_moe.kernels.sums import sum_layers
+
+    query = torch.full((40, 64), size, device=DEVICE).bfloat16()
+    experts = torch.zeros(40, 1, dtype=torch.int64, device=DEVICE)
+    counted = torch.ones(40, dtype=torch.bool, device=DEVICE)
+    first = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE)
+    *_, sample = sum_layers([experts] * 2, counted, [query] * 2, first, first, 16)
+    assert torch.allclose(sample, torch.full((2, 1, 64), 0.125, device=DEVICE))
+
+
+def test_queries_that_do_not_begin_at_an_aligned_address_are_summed() -> None:
+    from some_moe.kernels.sums import sum_layers
+
+    torch.manual_seed(0)
+    queries = [
+        torch.randn(500 * 64 + 3, device=DEVICE).bfloat16()[shift:][: 500 * 64].view(500, 64) for shift in (0, 3)
+    ]
+    experts = [torch.rand(500, 16, device=DEVICE).topk(2).indices for _ in queries]
+    counted = torch.ones(500, dtype=torch.bool, device=DEVICE)
+    first = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE)
+    for layer, (*sums, _) in enumerate(zip(*sum_layers(experts, counted, queries, first, first, 16), strict=True)):
+        check_sums(experts[layer], counted, queries[layer], *sums)
+
+
+@pytest.mark.parametrize("token_fraction", [1.0, 0.5])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_model_that_sums_all_layers_at_once_records_what_its_layers_would(
+    token_fraction: float, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from some_moe.config import GravityConfig, ModelConfig
+    from some_moe.model import transformer
+
+    config = ModelConfig(d_model=64, num_layers=3, num_heads=2, vocab_size=512, num_experts=16, d_ffn=128, top_k=2)
+    gravity = GravityConfig(token_fraction=token_fraction)
+    model = transformer.SomeLM(config, gravity, checkpoint_activations=checkpointed, device=DEVICE)
+    tokens = torch.randint(512, (3, 200), device=DEVICE)
+    counted = torch.rand(3, 200, device=DEVICE) < 0.8
+    found = []
+    for together in (True, False):
+        if not together:
+            monkeypatch.setattr(transformer, "sums_come_together", lambda *_: False)
+        with torch.autocast("cuda", torch.bfloat16):
+            found.append(model(tokens, counted=counted).routings)
+    assert len({routing.counts.untyped_storage().data_ptr() for routing in found[0]}) == 1  # one tensor for all layers
+    for left, right in zip(*found, strict=True):
+        for name in ("counts", "pairs", "num_tokens", "sample_order", "raw_sum"):
+            assert torch.equal(getattr(left, name), getattr(right, name)), name
+        assert torch.allclose(left.query_sum, right.query_sum, atol=1e-4)
+        assert torch.allclose(left.sample, right.sample, atol=1e-6)
 
 
 def test_compiled_summaries_equal_launched_ones() -> None:

@@ -1,5 +1,6 @@
 """Samples are the first counted tokens of each layer's order, whoever chooses them, and however a batch is split."""
 
+from dataclasses import fields
 from functools import reduce
 from operator import add
 
@@ -11,6 +12,7 @@ from variants import BASE, make_config
 
 from some_moe import GravityConfig, SomeLM
 from some_moe.hashing import make_salt, sample_order
+from some_moe.model import transformer
 from some_moe.model.gravity import bring_forward
 from some_moe.model.routing import Routing, TokenInfo, summarize
 from some_moe.model.samples import NOT_SAMPLED, choose_samples, make_layer_words
@@ -102,6 +104,32 @@ def test_a_models_layers_sample_what_each_would_by_itself(kind: str, token_fract
             assert torch.equal(alone.sample, routing.sample)
     orders = torch.stack([routing.sample_order for routing in routings])
     assert len(orders.unique()) == orders.numel()  # every layer has samples of its own
+
+
+@pytest.mark.parametrize("kind", ["plain", "grounded", "cosine", "learned-keys", "weight-keys"])
+@pytest.mark.parametrize("token_fraction", [1.0, 0.5])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_model_that_makes_the_sums_of_all_layers_records_what_each_would(
+    kind: str, token_fraction: float, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gravity = GravityConfig.off(token_fraction=token_fraction, num_samples=6)
+    model = SomeLM(make_config(kind), gravity, seed=3, checkpoint_activations=checkpointed)
+    told: list[TokenInfo] = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, given: told.append(given[1]))
+    tokens = torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(0))
+    found = []
+    for together in (False, True):
+        monkeypatch.setattr(transformer, "sums_come_together", lambda *_, answer=together: answer)
+        with torch.autocast("cpu", torch.bfloat16):  # sums are in float32 all the same
+            found.append(model(tokens, counted=draw_counted(0.8, 9), rows=ROWS, step=2).routings)
+    assert [info.sums for info in told] == 3 * [True] + 3 * [False]
+    assert all(info.samples is None for info in told[3:])
+    for left, right in zip(*found, strict=True):
+        for field in fields(Routing):
+            one, other = getattr(left, field.name), getattr(right, field.name)
+            assert one is other is None or torch.equal(one, other), field.name
+        assert not right.query_sum.requires_grad
 
 
 def test_a_pass_without_sums_chooses_no_samples() -> None:

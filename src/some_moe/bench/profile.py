@@ -25,8 +25,8 @@ CLASSES = (
     ("optimizer", r"[Oo]ptimizer|adam|squares_kernel|clip_kernel|multi_tensor_apply|foreach|clip_grad"),
     ("attention", r"flash|fmha|sdpa|attention|rotate"),
     ("cross-entropy and head", r"log_softmax|nll_loss|cross_entropy|logsumexp|nats"),
-    ("gravity and routing", r"gravity|nearest|sum_by_expert|partial_sums|total_sums|samples|smallest|topk|top_k"
-     r"|gatherTop|sort|scatter|histogram|histc|bincount|searchsorted|radix"),
+    ("gravity and routing", r"gravity|nearest|sum_by_expert|sum_layers|partial_sums|total_sums|samples|smallest|topk"
+     r"|top_k|gatherTop|sort|scatter|histogram|histc|bincount|searchsorted|radix"),
     ("other matmuls", r"\bmm\b|addmm|\bbmm\b|matmul|linear|gemm|cutlass|nvjet|splitK|wgmma|einsum|mkldnn"),
 )  # fmt: skip
 MATMULS = "other matmuls"

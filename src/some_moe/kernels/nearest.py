@@ -315,8 +315,8 @@ def sum_by_expert(experts: Tensor, counted: Tensor, query: Tensor, num_experts: 
     """
     num_tokens, top_k = experts.shape
     made = _empty_sums(experts, query, num_experts)
-    if can_sum(query, num_experts):
-        sum_in_one_pass(experts, counted, query, made)
+    if can_sum(query.shape[1], num_experts):
+        sum_in_one_pass([experts], counted, [query], num_experts, made)
         return made
     padded, padded_experts = triton.next_power_of_2(query.shape[1]), triton.next_power_of_2(num_experts)
     sizes = {"E": num_experts, "BE": padded_experts, "D": query.shape[1], "BD": padded}

@@ -1,8 +1,11 @@
-"""What `nearest.sum_by_expert` adds up, for few experts: the queries are read once, and no marks are stored.
+"""What gravity reads of few experts' layers, of all layers at once: the queries are read once, no marks are stored.
 
-Each program adds up its own tokens and leaves one row of a table; these few rows are added up in the same order every
-time. Shapes: N tokens, E experts, K chosen, D model width.
+Each program adds up its own tokens of one layer and leaves one row of a table; the few rows of a layer are added up in
+the same order every time. One launch for all layers has longer programs and fewer rows than one a layer.
+Shapes: L layers, N tokens, E experts, K chosen, D model width, S samples.
 """
+# mypy: disable-error-code=assignment
+# (The tuples grow, part by part.)
 
 from collections.abc import Sequence
 
@@ -13,75 +16,117 @@ from torch import Tensor
 
 MAX_EXPERTS = 64  # one program holds the sums of all experts, (512, 64) at most, in its registers
 MAX_WIDTH = 512
-PROGRAMS = 128  # at most: about one a multiprocessor, and each leaves a row of E · D sums
+PROGRAMS = 132  # at most, over all layers: about one a multiprocessor, and each leaves a row of E · D sums
 TOKENS = 64  # that a program takes at a time
-WARPS, STAGES = 16, 3
+PART = 128  # columns: as many as the rows of a product that eight warps share
+WARPS, STAGES = 8, 3
+NOT_SAMPLED = tl.constexpr(torch.iinfo(torch.int64).max)
+
+
+@triton.jit
+def pick(pointers, number, SIZE: tl.constexpr):
+    """The pointer of this number among SIZE."""
+    found = pointers[0]
+    for other in tl.static_range(1, SIZE):
+        found = tl.where(number == other, pointers[other], found)
+    return found
+
+
+@triton.jit
+def load_parts(query, token, exists, D: tl.constexpr, PART: tl.constexpr):
+    """These tokens' rows of query (N, D), in parts of PART columns; zeros where there are none."""
+    parts = ()
+    for first in tl.static_range(0, D, PART):
+        column = first + tl.arange(0, PART)
+        keep = exists[:, None] & (column < D)[None, :]
+        parts += (tl.load(query + token[:, None] * D + column[None, :], mask=keep, other=0.0),)
+    return parts
+
+
+@triton.jit
+def invert_lengths(parts):
+    """One over the length of each row, zero for a row of zeros."""
+    size = tl.abs(parts[0].to(tl.float32))
+    for part in tl.static_range(1, len(parts)):
+        size = tl.maximum(size, tl.abs(parts[part].to(tl.float32)))
+    largest = tl.max(size, 1)
+    # A power of two, so that squares neither overflow nor vanish.
+    factor = tl.where(largest > 2.0**50, 2.0**-80, tl.where(largest < 2.0**-50, 2.0**80, 1.0))
+    squares = tl.zeros_like(size)
+    for part in tl.static_range(len(parts)):
+        x = parts[part].to(tl.float32) * factor[:, None]
+        squares += x * x
+    length = tl.sqrt(tl.sum(squares, 1)) / factor
+    return tl.where(length > 0, 1.0 / length, 0.0)
+
+
+@triton.jit
+def add_products(sums, parts, marks):
+    """sums + partsᵀ · marks, part by part."""
+    new = ()
+    for part in tl.static_range(len(parts)):
+        new += (tl.dot(tl.trans(parts[part]), marks, sums[part]),)
+    return new
 
 
 @triton.jit
 def partial_sums_kernel(
-    query, experts, counted, table, num_tokens, per_program, width, E: tl.constexpr, BE: tl.constexpr, K: tl.constexpr,
-    D: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr,
+    queries, choices, counted, table, num_tokens, per_program, counted_stride, width, L: tl.constexpr, E: tl.constexpr,
+    BE: tl.constexpr, K: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One row of table (programs, width): the sums of unit queries (E, D), co-selections (E, E), and how many tokens
-    are counted.
+    """One row of table (L, programs, width): the sums of unit queries (E, D), co-selections (E, E), and how many tokens
+    are counted. queries and choices: L pointers each, to (N, D) and (N, K).
 
-    Queries are taken in two halves, HALF columns each: a row of one is what one warp loads at a time, so that lengths
-    are added up within a warp. Products have the columns first: their rows are shared out among the warps.
+    Queries are taken in parts of PART columns. Products have the columns first: these are shared out among the warps,
+    in every product alike, so that no sums change hands.
     """
+    layer = tl.program_id(1)
     first = tl.program_id(0).to(tl.int64) * per_program
     num_left = tl.minimum(num_tokens - first, per_program).to(tl.int32)
-    query += first * D
-    experts += first * K
-    left = tl.arange(0, HALF)
-    right = HALF + left
+    query = pick(queries, layer, L) + first * D
+    experts = pick(choices, layer, L) + first * K
+    counted += layer.to(tl.int64) * counted_stride + first
     expert = tl.arange(0, BE)
-    left_sum = tl.zeros((HALF, BE), dtype=tl.float32)
-    right_sum = tl.zeros((HALF, BE), dtype=tl.float32)
+    sums = ()
+    for _ in tl.static_range(0, D, PART):
+        sums += (tl.zeros((PART, BE), dtype=tl.float32),)
     pairs = tl.zeros((BE, BE), dtype=tl.float32)
     number = tl.zeros((TOKENS,), dtype=tl.float32)
+    # Single bytes cannot be copied ahead as the rest is; they are loaded one round before they are needed.
+    ahead = tl.load(counted + tl.arange(0, TOKENS), mask=tl.arange(0, TOKENS) < num_left, other=0)
     for start in range(0, per_program, TOKENS):
         token = start + tl.arange(0, TOKENS)
         exists = token < num_left
-        row = query + token[:, None] * D
-        a = tl.load(row + left[None, :], mask=exists[:, None] & (left < D)[None, :], other=0.0)
-        b = tl.load(row + right[None, :], mask=exists[:, None] & (right < D)[None, :], other=0.0)
-        enters = exists & (tl.load(counted + first + token, mask=exists, other=0) != 0)
-        chosen = tl.zeros((BE, TOKENS), dtype=tl.int1)
-        for k in tl.static_range(K):
-            chosen |= expert[:, None] == tl.load(experts + token * K + k, mask=exists, other=0).to(tl.int32)[None, :]
-        chosen &= enters[None, :]
-
-        x = a.to(tl.float32)
-        y = b.to(tl.float32)
-        largest = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), 1)
-        # A power of two, so that squares neither overflow nor vanish.
-        factor = tl.where(largest > 2.0**50, 2.0**-80, tl.where(largest < 2.0**-50, 2.0**80, 1.0))
-        u = x * factor[:, None]
-        v = y * factor[:, None]
-        norm = tl.sqrt(tl.sum(u * u + v * v, 1)) / factor
+        enters = ahead != 0
+        ahead = tl.load(counted + token + TOKENS, mask=token + TOKENS < num_left, other=0)
         number += enters.to(tl.float32)
+        # One bit an expert: to test one costs as much for many choices as for one.
+        bits = tl.zeros((TOKENS,), dtype=tl.int64)
+        for k in tl.static_range(K):
+            bits |= tl.full((TOKENS,), 1, tl.int64) << tl.load(experts + token * K + k, mask=exists, other=0)
+        bits = tl.where(enters, bits, 0)
+        chosen = ((bits[None, :] >> expert[:, None].to(tl.int64)) & 1) != 0
 
-        scale = tl.where(norm > 0, 1.0 / norm, 0.0)
-        high = scale.to(a.dtype)
-        low = (scale - high.to(tl.float32)).to(a.dtype)
-        nothing = tl.zeros((BE, TOKENS), dtype=a.dtype)
-        ones = chosen.to(tl.float32).to(a.dtype)
+        rows = load_parts(query, token, exists, D, PART)
+        scale = invert_lengths(rows)
+        dtype: tl.constexpr = query.dtype.element_ty
+        high = scale.to(dtype)
+        low = (scale - high.to(tl.float32)).to(dtype)
+        nothing = tl.zeros((BE, TOKENS), dtype=dtype)
+        ones = tl.where(chosen, tl.full((BE, TOKENS), 1.0, tl.float32).to(dtype), nothing)
         highs = tl.trans(tl.where(chosen, high[None, :], nothing))
         lows = tl.trans(tl.where(chosen, low[None, :], nothing))
         pairs = tl.dot(ones, tl.trans(ones), pairs)
-        left_sum = tl.dot(tl.trans(a), highs, left_sum)
-        right_sum = tl.dot(tl.trans(b), highs, right_sum)
-        left_sum = tl.dot(tl.trans(a), lows, left_sum)
-        right_sum = tl.dot(tl.trans(b), lows, right_sum)
+        sums = add_products(add_products(sums, rows, highs), rows, lows)
 
-    known = (expert < E)[None, :]
-    out = table + tl.program_id(0) * width
-    sums = out + expert[None, :] * D
-    tl.store(sums + left[:, None], left_sum, mask=(left < D)[:, None] & known)
-    tl.store(sums + right[:, None], right_sum, mask=(right < D)[:, None] & known)
+    known = expert < E
+    out = table + (layer * tl.num_programs(0) + tl.program_id(0)) * width
+    for part in tl.static_range(len(sums)):
+        column = part * PART + tl.arange(0, PART)
+        keep = (column < D)[:, None] & known[None, :]
+        tl.store(out + expert[None, :] * D + column[:, None], sums[part], mask=keep)
     out += E * D
-    tl.store(out + expert[:, None] * E + expert[None, :], pairs, mask=(expert < E)[:, None] & known)
+    tl.store(out + expert[:, None] * E + expert[None, :], pairs, mask=known[:, None] & known[None, :])
     tl.store(out + E * E, tl.sum(number, 0))
 
 
@@ -90,39 +135,108 @@ def total_sums_kernel(
     table, counts, pairs, query_sum, num_counted, num_rows, width, E: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the at most ROWS rows of table, and store each column's sum where it belongs."""
+    """Add up each layer's at most ROWS rows of table (L, num_rows, width); store each column's sum where it belongs."""
+    layer = tl.program_id(1)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    at = row[:, None] * width + column[None, :]
+    at = (layer * num_rows + row)[:, None] * width + column[None, :]
     total = tl.sum(tl.load(table + at, mask=(row < num_rows)[:, None], other=0.0), 0)
     whole = total.to(tl.int64)
-    tl.store(query_sum + column, total, mask=column < E * D)
+    tl.store(query_sum + layer * (E * D) + column, total, mask=column < E * D)
     column -= E * D
     is_pair = (column >= 0) & (column < E * E)
-    tl.store(pairs + column, whole, mask=is_pair)
-    tl.store(counts + column // (E + 1), whole, mask=is_pair & (column % (E + 1) == 0))  # the diagonal
+    tl.store(pairs + layer * (E * E) + column, whole, mask=is_pair)
+    tl.store(counts + layer * E + column // (E + 1), whole, mask=is_pair & (column % (E + 1) == 0))  # the diagonal
     column -= E * E
-    tl.store(num_counted + column, whole, mask=column == 0)
+    tl.store(num_counted + layer + column, whole, mask=column == 0)
 
 
-def can_sum(query: Tensor, num_experts: int) -> bool:
+@triton.jit
+def samples_kernel(queries, place, order, sample, L: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """sample (L, S, D): the queries at these places (L, S), scaled to unit length; zero where nobody was sampled."""
+    layer = tl.program_id(1)
+    at = layer * tl.num_programs(0) + tl.program_id(0)
+    column = tl.arange(0, BD)
+    keep = (column < D) & (tl.load(order + at) < NOT_SAMPLED)
+    x = tl.load(pick(queries, layer, L) + tl.load(place + at) * D + column, mask=keep, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(x), 0)
+    x = x / tl.where(largest > 0, largest, 1.0)  # squares must not overflow
+    length = tl.sqrt(tl.sum(x * x, 0))
+    tl.store(sample + at * D + column, x / tl.maximum(length, 1.0), mask=column < D)
+
+
+def can_sum(d_model: int, num_experts: int) -> bool:
     """Whether one program can hold the sums of all experts."""
-    return num_experts <= MAX_EXPERTS and query.shape[1] <= MAX_WIDTH
+    return num_experts <= MAX_EXPERTS and d_model <= MAX_WIDTH
 
 
-def sum_in_one_pass(experts: Tensor, counted: Tensor, query: Tensor, totals: Sequence[Tensor]) -> None:
-    """Fill totals with what `nearest.sum_by_expert` returns, where `can_sum` admits."""
-    num_tokens, top_k = experts.shape
-    num_experts, d = len(totals[0]), query.shape[1]
-    per_program = TOKENS * max(1, triton.cdiv(num_tokens, TOKENS * PROGRAMS))
+def sum_in_one_pass(
+    experts: Sequence[Tensor], counted: Tensor, queries: Sequence[Tensor], num_experts: int, totals: Sequence[Tensor]
+) -> None:
+    """Fill totals with what `nearest.sum_by_expert` returns, one layer behind the other, where `can_sum` admits.
+
+    counted (N,): the same for all layers; or (L, N).
+    """
+    num_layers, (num_tokens, top_k), d = len(queries), experts[0].shape, queries[0].shape[1]
+    most = max(1, PROGRAMS // num_layers)
+    per_program = TOKENS * max(1, triton.cdiv(num_tokens, TOKENS * most))
     programs = triton.cdiv(num_tokens, per_program)
-    columns = 32
+    rows = triton.next_power_of_2(programs)
+    columns = max(32, min(256, 4096 // rows))
     width = columns * triton.cdiv(num_experts * (d + num_experts) + 1, columns)  # padded: each row is aligned
-    table = torch.empty(programs, width, dtype=torch.float32, device=query.device)
-    partial_sums_kernel[(programs,)](
-        query, experts, counted, table, num_tokens, per_program, width, E=num_experts, BE=MAX_EXPERTS, K=top_k,
-        D=d, HALF=max(64, triton.next_power_of_2(d) // 2), TOKENS=TOKENS, num_warps=WARPS, num_stages=STAGES,
+    table = torch.empty(num_layers, programs, width, dtype=torch.float32, device=queries[0].device)
+    partial_sums_kernel[(programs, num_layers)](
+        tuple(queries), tuple(experts), counted, table, num_tokens, per_program, num_tokens * (counted.dim() - 1),
+        width, L=num_layers, E=num_experts, BE=MAX_EXPERTS, K=top_k, D=d, PART=PART, TOKENS=TOKENS, num_warps=WARPS,
+        num_stages=STAGES,
     )  # fmt: skip
-    total_sums_kernel[(width // columns,)](
-        table, *totals, programs, width, E=num_experts, D=d, ROWS=PROGRAMS, COLUMNS=columns
+    total_sums_kernel[(width // columns, num_layers)](
+        table, *totals, programs, width, E=num_experts, D=d, ROWS=rows, COLUMNS=columns
     )
+
+
+LayerSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("some_moe::sum_layers", mutates_args=())
+def sum_layers(
+    experts: list[Tensor], counted: Tensor, queries: list[Tensor], place: Tensor, order: Tensor, num_experts: int
+) -> LayerSums:
+    """`nearest.sum_by_expert` of L layers, where `can_sum` admits: each tensor has the layers first. The fifth is the
+    samples: unit queries (L, S, D) at these places (L, S), zero where the order (L, S) says that nobody was sampled.
+
+    experts: L of (N, K); queries: L of (N, D) in bf16; counted (N,) or (L, N).
+    """
+    made = _empty_sums(experts, queries, place, num_experts)
+    queries = [query.contiguous() for query in queries]
+    sum_in_one_pass([one.contiguous() for one in experts], counted.contiguous(), queries, num_experts, made[:4])
+    num_layers, num_samples, d = made[4].shape
+    samples_kernel[(num_samples, num_layers)](
+        tuple(queries), place.contiguous(), order.contiguous(), made[4], L=num_layers, D=d,
+        BD=triton.next_power_of_2(d), num_warps=1,
+    )  # fmt: skip
+    return made
+
+
+def _empty_sums(experts: Sequence[Tensor], queries: Sequence[Tensor], place: Tensor, num_experts: int) -> LayerSums:
+    """Room for what `sum_layers` returns."""
+    num_layers, d = len(queries), queries[0].shape[1]
+    return (
+        experts[0].new_empty(num_layers, num_experts),
+        experts[0].new_empty(num_layers, num_experts, num_experts),
+        queries[0].new_empty(num_layers, num_experts, d, dtype=torch.float32),
+        experts[0].new_empty(num_layers),
+        queries[0].new_empty(num_layers, place.shape[1], d, dtype=torch.float32),
+    )
+
+
+@sum_layers.register_fake
+def _(
+    experts: list[Tensor],
+    counted: Tensor,  # noqa: ARG001
+    queries: list[Tensor],
+    place: Tensor,
+    order: Tensor,  # noqa: ARG001
+    num_experts: int,
+) -> LayerSums:
+    return _empty_sums(experts, queries, place, num_experts)

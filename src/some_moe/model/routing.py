@@ -4,7 +4,8 @@ Shapes: B rows, T positions, N = B·T tokens, E experts, K chosen, D model width
 """
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Self
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig
 from some_moe.hashing import assign_experts, derive_key, make_salt, sample_order
-from some_moe.kernels import has_triton
+from some_moe.kernels import has_triton, makes_bf16
 from some_moe.model.keystore import KeyState
 from some_moe.model.samples import NOT_SAMPLED, Samples, choose_samples, lowest_uncounted
 
@@ -27,7 +28,9 @@ class TokenInfo:
     rows: Tensor  # (B,) int64: each row's number within the whole step, over micro-batches and ranks
     salt: Tensor  # (2,) int32: a hash of seed and step, see hashing.make_salt
     ids: Tensor | None = None  # (B, T) token ids, for hash routing
-    sums: bool = True  # whether the record needs the sums that gravity reads; generation and evaluation do not
+    # Whether the layer makes the sums that gravity reads. Not where nobody reads them, as in generation and evaluation;
+    # nor where the model makes those of all layers at once.
+    sums: bool = True
     samples: Samples | None = None  # this layer's, where they were chosen for all layers at once
 
     @classmethod
@@ -115,9 +118,13 @@ class _Sums:
     raw_sum: Tensor  # (D,) or (0,)
 
 
+def _has_fast_sums(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype == torch.bfloat16 and has_triton()
+
+
 def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor, num_experts: int) -> _Sums:
     """Add up experts (N, K) and queries (N, D) over the counted tokens; unit queries are taken after centring."""
-    if query.is_cuda and query.dtype == torch.bfloat16 and mean is None and has_triton():
+    if mean is None and _has_fast_sums(query):
         from some_moe.kernels.nearest import sum_by_expert
 
         counts, pairs, query_sum, number = sum_by_expert(experts, counted, query, num_experts)
@@ -152,6 +159,14 @@ def shape_sums(num_experts: int, d_model: int, num_samples: int, *, centred: boo
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
+def _count_fraction(info: TokenInfo, layer_words: Tensor, gravity: GravityConfig) -> Tensor:
+    """Which tokens enter the sums: (B, T), or where each layer chooses its own, (…, B, T) as layer_words is (…, 2)."""
+    if gravity.token_fraction == 1:
+        return info.counted
+    order = sample_order(info.salt, layer_words, info.rows, info.counted.shape[1])
+    return info.counted & (order >> 32 < lowest_uncounted(gravity))
+
+
 @torch.no_grad()
 def summarize(
     experts: Tensor,
@@ -168,12 +183,9 @@ def summarize(
     """
     if not info.sums:
         return shape_sums(num_experts, query.shape[-1], gravity.num_samples, centred=mean is not None)
-    counted = info.counted
-    if gravity.token_fraction < 1:
-        order = sample_order(info.salt, layer_words, info.rows, counted.shape[1])
-        counted = counted & (order >> 32 < lowest_uncounted(gravity))
     query = query.flatten(0, 1)
-    sums = _add_up(experts.flatten(0, 1), query, mean, counted.reshape(-1), num_experts)
+    counted = _count_fraction(info, layer_words, gravity)
+    sums = _add_up(experts.flatten(0, 1), query, mean, counted.flatten(), num_experts)
     samples = info.samples
     if samples is None:
         samples = choose_samples(info.salt, layer_words[None], info.rows, info.counted, gravity).of(0)
@@ -181,6 +193,69 @@ def summarize(
     sample = unit_vectors(sample if mean is None else sample - mean.to(sample.dtype))
     sample = torch.where((samples.order < NOT_SAMPLED)[:, None], sample, 0.0)
     return {name: getattr(sums, name) for name in SUMS} | {"sample": sample, "sample_order": samples.order}
+
+
+def sums_come_together(model: ModelConfig, x: Tensor) -> bool:
+    """Whether a model makes the sums of all its SoME layers in one go, once all have run: then they leave them out.
+
+    x (…, D): what the layers' queries will be products of.
+    """
+    if model.router == "hash" or model.center_queries or not makes_bf16(x):
+        return False
+    from some_moe.kernels.sums import can_sum
+
+    return can_sum(model.d_model, model.num_experts)
+
+
+@torch.no_grad()
+def summarize_layers(
+    routings: Sequence[Routing],
+    info: TokenInfo,
+    samples: Samples,
+    layer_words: Tensor,
+    num_experts: int,
+    gravity: GravityConfig,
+) -> tuple[Routing, ...]:
+    """The records of all L layers with the sums and samples that they left out, see `sums_come_together`.
+
+    info: as the layers got it, but with sums. layer_words (L, 2): the layers as `sample_order` takes them. On a GPU one
+    launch does it for all layers: for one of them it would have too little to do.
+    """
+    experts, queries = [], []
+    for routing in routings:
+        assert routing.experts is not None
+        assert routing.query is not None
+        experts.append(routing.experts)
+        queries.append(routing.query)
+    if not all(map(_has_fast_sums, queries)):
+        found = []
+        with torch.autocast(info.counted.device.type, enabled=False):
+            for layer, routing in enumerate(routings):
+                told = replace(info, samples=samples.of(layer))
+                words = layer_words[layer]
+                made = summarize(experts[layer], queries[layer], None, told, words, num_experts, gravity)
+                found.append(replace(routing, **made))
+        return tuple(found)
+    from some_moe.kernels.sums import sum_layers
+
+    counted = _count_fraction(info, layer_words, gravity).flatten(-2)
+    flat = [[x.flatten(0, 1) for x in each] for each in (experts, queries)]
+    stacks = sum_layers(flat[0], counted, flat[1], samples.place, samples.order, num_experts)
+    return tuple(
+        replace(
+            routing,
+            counts=counts,
+            pairs=pairs,
+            query_sum=query_sum,
+            num_tokens=number,
+            raw_sum=query_sum.new_empty(0),
+            sample=sample,
+            sample_order=order,
+        )
+        for routing, counts, pairs, query_sum, number, sample, order in zip(
+            routings, *stacks, samples.order, strict=True
+        )
+    )
 
 
 class Temperature(nn.Module):

@@ -21,7 +21,7 @@ from some_moe.model.experts import ExpertLibrary
 from some_moe.model.gravity import Advance, advance_layers, step_layers
 from some_moe.model.init import init_weights
 from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
-from some_moe.model.routing import Routing, TokenInfo
+from some_moe.model.routing import Routing, TokenInfo, summarize_layers, sums_come_together
 from some_moe.model.samples import choose_samples, make_layer_words
 
 
@@ -251,10 +251,13 @@ class SomeLM(nn.Module):
         x = self.drop_embedding(x, info)
         if self.model.residual_dtype == "auto" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        together = samples is not None and sums_come_together(self.model, x)
+        told = replace(info, sums=False) if together else info
         routings: list[Routing] = []
         for layer, block in enumerate(self.blocks):
             previous_query = routings[-1].query if routings else None
-            told = info if samples is None else replace(info, samples=samples.of(layer))
+            if samples is not None and not together:
+                told = replace(info, samples=samples.of(layer))
             arguments = (x, geometry, told, top_k, previous_query, cache)
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, routing = checkpoint(block, *arguments, use_reentrant=False)
@@ -264,6 +267,9 @@ class SomeLM(nn.Module):
                 routings.append(routing)
         if cache is not None:
             cache.length += tokens.shape[1]
+        if samples is not None and together:
+            sizes = self.layer_words, self.model.num_experts, self.gravity
+            routings = list(summarize_layers(routings, info, samples, *sizes))
         loss = None
         if targets is None:
             scores = self.head(x)
