@@ -77,22 +77,31 @@ def test_squares_of_huge_and_tiny_queries_stay_in_range(size: float, num_experts
 
 
 @pytest.mark.parametrize(
-    ("layers", "n", "num_experts", "top_k", "d", "samples"),
+    ("layers", "n", "num_experts", "top_k", "d", "samples", "programs"),
     [
-        (8, 24_576, 64, 4, 384, 32),
-        (10, 24_576, 64, 4, 512, 32),
-        (3, 1000, 63, 3, 40, 7),  # experts and columns that do not fill their blocks
-        (1, 77, 8, 8, 130, 1),
-        (12, 1, 16, 1, 512, 2),
-        (140, 300, 16, 2, 64, 3),  # more layers than programs
+        (8, 24_576, 64, 4, 384, 32, 132),
+        (10, 24_576, 64, 4, 512, 32, 132),
+        (3, 1000, 63, 3, 40, 7, 132),  # experts and columns that do not fill their blocks
+        (1, 77, 8, 8, 130, 1, 132),
+        (12, 1, 16, 1, 512, 2, 132),
+        (9, 300, 16, 2, 64, 3, 4),  # more layers than programs
     ],
 )
 @pytest.mark.parametrize("own_tokens", [False, True])
 def test_sums_of_all_layers_equal_float64(
-    layers: int, n: int, num_experts: int, top_k: int, d: int, samples: int, own_tokens: bool
+    layers: int,
+    n: int,
+    num_experts: int,
+    top_k: int,
+    d: int,
+    samples: int,
+    programs: int,
+    own_tokens: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from some_moe.kernels.sums import sum_layers
+    from some_moe.kernels import sums as summing
 
+    monkeypatch.setattr(summing, "PROGRAMS", programs)
     torch.manual_seed(n)
     queries = [torch.randn(n, d, device=DEVICE).bfloat16() for _ in range(layers)]
     queries[0][n // 2] = 0  # no direction
@@ -102,7 +111,7 @@ def test_sums_of_all_layers_equal_float64(
     place[0, 0] = n // 2
     order = torch.randint(NOT_SAMPLED, (layers, samples), device=DEVICE)
     order[:, samples // 2 + 1 :] = NOT_SAMPLED
-    once, again = (sum_layers(experts, counted, queries, place, order, num_experts) for _ in range(2))
+    once, again = (summing.sum_layers(experts, counted, queries, place, order, num_experts) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
     for layer, (*sums, sample) in enumerate(zip(*once, strict=True)):
         enters = counted[layer] if own_tokens else counted
