@@ -25,7 +25,7 @@ BINS = 512  # buckets a program counts at most
 COUNTS = 16384  # counts that a program of the order holds at a time
 CHUNK = 256  # slots that one program adds up at most
 TOKENS = 64  # so many at a time
-WARPS, STAGES = 4, 3
+WARPS, STAGES = 4, 1  # what a chunk has to wait for, other programs hide better than its own next rows
 JOINED_ROWS, JOINED_COLUMNS = 32, 128  # of the chunks' sums that one program adds up at a time
 JOINERS = 8  # buckets of many slots that are added up beside each other
 
