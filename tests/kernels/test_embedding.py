@@ -86,6 +86,9 @@ def test_batches_of_rows_and_views_of_other_layouts() -> None:
     tokens = torch.randint(50, (70, 9), device=DEVICE).T
     assert_summed(torch.randn(9, 70, 96, device=DEVICE).bfloat16()[:, :, ::2], tokens, 50)
     assert_summed(torch.randn(96, device=DEVICE).bfloat16().expand(9, 70, 96), tokens, 50)
+    # These are flat already, and have gaps.
+    for gappy in (tokens[:, :1], tokens[0, ::2], tokens[0, :1].expand(33)):
+        assert_summed(torch.randn(*gappy.shape, 48, device=DEVICE).bfloat16(), gappy, 50)
 
 
 @pytest.mark.parametrize("kind", KINDS)

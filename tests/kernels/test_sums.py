@@ -41,7 +41,7 @@ def check_sums(
     ],
 )
 def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: int) -> None:
-    from some_moe.kernels.nearest import sum_by_expert
+    from some_moe.kernels.sums import sum_by_expert
 
     torch.manual_seed(n)
     query = torch.randn(n, d, device=DEVICE).bfloat16()
@@ -54,7 +54,7 @@ def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: i
 
 @pytest.mark.parametrize(("num_experts", "d"), [(64, 512), (300, 64)])
 def test_sums_by_expert_are_the_same_bits_every_time(num_experts: int, d: int) -> None:
-    from some_moe.kernels.nearest import sum_by_expert
+    from some_moe.kernels.sums import sum_by_expert
 
     torch.manual_seed(0)
     query = torch.randn(5000, d, device=DEVICE).bfloat16()
@@ -67,7 +67,7 @@ def test_sums_by_expert_are_the_same_bits_every_time(num_experts: int, d: int) -
 @pytest.mark.parametrize("num_experts", [16, 300])
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_squares_of_huge_and_tiny_queries_stay_in_range(size: float, num_experts: int) -> None:
-    from some_moe.kernels.nearest import sum_by_expert
+    from some_moe.kernels.sums import sum_by_expert
 
     query = torch.full((40, 64), size, device=DEVICE).bfloat16()
     experts = torch.zeros(40, 1, dtype=torch.int64, device=DEVICE)
@@ -147,16 +147,15 @@ def test_queries_that_do_not_begin_at_an_aligned_address_are_summed() -> None:
 
 
 @pytest.mark.parametrize("token_fraction", [1.0, 0.5])
-@pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_model_that_sums_all_layers_at_once_records_what_its_layers_would(
-    token_fraction: float, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+    token_fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from some_moe.config import GravityConfig, ModelConfig
     from some_moe.model import transformer
 
     config = ModelConfig(d_model=64, num_layers=3, num_heads=2, vocab_size=512, num_experts=16, d_ffn=128, top_k=2)
     gravity = GravityConfig(token_fraction=token_fraction)
-    model = transformer.SomeLM(config, gravity, checkpoint_activations=checkpointed, device=DEVICE)
+    model = transformer.SomeLM(config, gravity, device=DEVICE)
     tokens = torch.randint(512, (3, 200), device=DEVICE)
     counted = torch.rand(3, 200, device=DEVICE) < 0.8
     found = []
@@ -175,7 +174,7 @@ def test_a_model_that_sums_all_layers_at_once_records_what_its_layers_would(
 
 def test_compiled_summaries_equal_launched_ones() -> None:
     from some_moe.config import GravityConfig
-    from some_moe.model.routing import TokenInfo, summarize
+    from some_moe.model.record import TokenInfo, summarize
     from some_moe.model.samples import make_layer_words
 
     torch.manual_seed(0)

@@ -46,8 +46,10 @@ def find_gradients(
     model.zero_grad()
     with weights_copied(model, copies or torch.bfloat16, enabled=copies is not None):
         with torch.autocast(tokens.device.type, torch.bfloat16):
-            output = model(tokens, targets=targets)
-        loss = output.nats.sum() + (0 if output.aux_loss is None else output.aux_loss)
+            # As in training: on a GPU by the kernel that makes the loss and its gradient.
+            output = model(tokens, targets=targets, denominator=torch.ones((), device=tokens.device))
+        assert output.loss is not None
+        loss = output.loss + (0 if output.aux_loss is None else output.aux_loss)
         loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 

@@ -8,7 +8,7 @@ from variants import BASE
 from some_moe import SomeLM
 from some_moe.hashing import make_salt
 from some_moe.model.dropout import Dropout
-from some_moe.model.routing import TokenInfo
+from some_moe.model.record import TokenInfo
 
 X = torch.ones(6, 40, 50)
 

@@ -13,8 +13,8 @@ from variants import same, snapshot
 from some_moe.config import GravityConfig, ModelConfig
 from some_moe.model import gravity
 from some_moe.model.keystore import NO_WINDOW_YET, KeyState
-from some_moe.model.routing import NOT_SAMPLED, Routing, TokenInfo, summarize
-from some_moe.model.samples import make_layer_words
+from some_moe.model.record import Routing, TokenInfo, summarize
+from some_moe.model.samples import NOT_SAMPLED, make_layer_words
 
 MODEL = ModelConfig(d_model=2, num_heads=1, num_experts=3, d_ffn=4, top_k=2, vocab_size=10)
 KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)

@@ -8,7 +8,7 @@ from variants import same, snapshot
 from some_moe.config import GravityConfig, ModelConfig
 from some_moe.model import gravity
 from some_moe.model.keystore import KeyState
-from some_moe.model.routing import Routing, TokenInfo, summarize
+from some_moe.model.record import Routing, TokenInfo, summarize
 from some_moe.model.samples import make_layer_words
 
 

@@ -13,7 +13,7 @@ from variants import make_config, make_gravity, same, snapshot
 from some_moe import GravityConfig, ModelConfig, SomeLM
 from some_moe.model import gravity
 from some_moe.model.keystore import KeyState
-from some_moe.model.routing import Routing, TokenInfo, summarize
+from some_moe.model.record import Routing, TokenInfo, summarize
 from some_moe.model.samples import make_layer_words
 
 LAYERS, STEPS, EXPERTS, TOKENS = 3, 5, 7, 24

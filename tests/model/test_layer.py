@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from variants import BASE, make_config, make_gravity
 
 from some_moe import GravityConfig, ModelConfig, SomeLayer, SomeLM
-from some_moe.model.routing import SUMS, Routing, TokenInfo
+from some_moe.model.record import SUMS, Routing, TokenInfo
 
 
 class ForeignTransformer(nn.Module):

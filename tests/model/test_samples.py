@@ -14,7 +14,7 @@ from some_moe import GravityConfig, SomeLM
 from some_moe.hashing import make_salt, sample_order
 from some_moe.model import transformer
 from some_moe.model.gravity import bring_forward
-from some_moe.model.routing import Routing, TokenInfo, summarize
+from some_moe.model.record import Routing, TokenInfo, summarize
 from some_moe.model.samples import NOT_SAMPLED, choose_samples, make_layer_words
 
 SALT = make_salt(3, 7)
@@ -118,18 +118,27 @@ def test_a_model_that_makes_the_sums_of_all_layers_records_what_each_would(
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda _, given: told.append(given[1]))
     tokens = torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(0))
-    found = []
+    found, gradients = [], []
     for together in (False, True):
         monkeypatch.setattr(transformer, "sums_come_together", lambda *_, answer=together: answer)
+        told.clear()
+        model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):  # sums are in float32 all the same
-            found.append(model(tokens, counted=draw_counted(0.8, 9), rows=ROWS, step=2).routings)
-    assert [info.sums for info in told] == 3 * [True] + 3 * [False]
-    assert all(info.samples is None for info in told[3:])
+            output = model(tokens, counted=draw_counted(0.8, 9), rows=ROWS, step=2)
+        assert [info.sums for info in told] == 3 * [not together]
+        assert all((info.samples is None) == together for info in told)
+        found.append(output.routings)
+        output.logits.square().sum().backward()
+        assert len(told) == (6 if checkpointed else 3)  # blocks that ran again were told the same
+        assert all(info.sums is not together for info in told)
+        gradients.append([parameter.grad for parameter in model.parameters()])
     for left, right in zip(*found, strict=True):
         for field in fields(Routing):
             one, other = getattr(left, field.name), getattr(right, field.name)
             assert one is other is None or torch.equal(one, other), field.name
         assert not right.query_sum.requires_grad
+    for one, other in zip(*gradients, strict=True):
+        assert one is other is None or torch.equal(one, other)
 
 
 def test_a_pass_without_sums_chooses_no_samples() -> None:

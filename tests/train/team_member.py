@@ -22,7 +22,7 @@ from some_moe.commands import training
 from some_moe.config import ConfigError, DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
 from some_moe.data.batches import Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS
-from some_moe.model.routing import Routing
+from some_moe.model.record import Routing
 from some_moe.model.transformer import SomeLM
 from some_moe.train import distributed, loop
 from some_moe.train.distributed import ALONE, Team

@@ -19,7 +19,7 @@ from some_moe.data.dataset import prepare
 from some_moe.data.sources import SPLITS
 from some_moe.hashing import make_salt, sample_order
 from some_moe.model.layer import SomeLayer
-from some_moe.model.routing import Routing, unit_vectors
+from some_moe.model.record import Routing, unit_vectors
 from some_moe.train.runs import Run, load
 
 MAX_TOKENS = 20_000

@@ -18,7 +18,8 @@ from some_moe.config import RunConfig
 from some_moe.data.batches import Batch
 from some_moe.data.tokenizer import PAD
 from some_moe.model.layer import SomeLayer
-from some_moe.model.routing import KeyRouter, at_least_float32
+from some_moe.model.record import at_least_float32
+from some_moe.model.routing import KeyRouter
 from some_moe.model.transformer import SomeLM
 from some_moe.train.evaluate import forward, token_nats
 

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 256  # tokens at least that are ranked together, each held against each
-BLOCKS = 128  # beyond so many blocks they are longer: each program of the order adds up all their counts
-MAX_BLOCK = 512
+BLOCKS = 128  # beyond so many blocks they are longer, for each program of the order adds up all their counts
+MAX_BLOCK = 512  # so much: from 65,536 tokens on there are more blocks again
 WIDTH = 16  # tokens against which a block's are held at a time
 BINS = 512  # buckets a program counts at most
 COUNTS = 16384  # counts that a program of the order holds at a time
@@ -208,7 +208,7 @@ def order_by_bucket(tokens: Tensor, num_buckets: int) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("some_moe::embedding_gradient", mutates_args=())
 def embedding_gradient(grad: Tensor, tokens: Tensor, num_ids: int) -> Tensor:
     """Sums (V, D) float32 of the rows of grad (…, D) that belong to each id. tokens (…): ids from 0 to V − 1."""
-    grad, tokens = grad.contiguous(), tokens.flatten()
+    grad, tokens = grad.contiguous(), tokens.flatten().contiguous()  # flat views may have gaps
     num_tokens, d = len(tokens), grad.shape[-1]
     if grad.numel() == 0:
         return torch.zeros(num_ids, d, dtype=torch.float32, device=grad.device)

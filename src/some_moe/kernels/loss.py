@@ -146,6 +146,7 @@ class NatsLoss(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor | None, denominator: Tensor
     ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # the nats have none, and zeros in its place would have to be written
         nats, grad, sums = weigh_nats(logits, targets, weights, denominator)
         ctx.gradients = grad, sums  # all that backward needs: the logits may go
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -154,7 +155,7 @@ class NatsLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_loss: Tensor, _: None) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("this loss has given its gradient away; to have it again, make the loss again")
         (grad, sums), ctx.gradients = ctx.gradients, None

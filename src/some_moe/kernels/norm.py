@@ -228,7 +228,7 @@ def norm_backward(
     """
     d = total.shape[-1]
     block, width, num_warps = _backward_blocks(d)
-    per_program = triton.cdiv(triton.cdiv(len(mean), PROGRAMS), block) * block
+    per_program = max(1, triton.cdiv(triton.cdiv(len(mean), PROGRAMS), block)) * block
     programs = triton.cdiv(len(mean), per_program)
     grad_x = torch.empty_like(total)
     partial = torch.empty(programs, (2 + with_sums) * d, dtype=torch.float32, device=total.device)

@@ -147,7 +147,7 @@ def rotate_qkv_backward(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tenso
     padded = triton.next_power_of_2(heads * width // 2)
     # A warp has whole rows, up to 512 pairs, and waits for nobody but the memory.
     block = max(1, 512 // padded)
-    per_program = triton.cdiv(triton.cdiv(num_tokens, PROGRAMS), block) * block
+    per_program = max(1, triton.cdiv(triton.cdiv(num_tokens, PROGRAMS), block)) * block
     programs = triton.cdiv(num_tokens, per_program)
     table = torch.empty(programs, wide, dtype=torch.float32, device=q.device)
     cos, sin, angle_row = list_angles(cos, sin)

@@ -1,7 +1,10 @@
-"""What gravity reads of few experts' layers, of all layers at once: the queries are read once, no marks are stored.
+"""What gravity reads of a step's routing: sums over the counted tokens, by expert.
 
-Each program adds up its own tokens of one layer and leaves one row of a table; the few rows of a layer are added up in
-the same order every time. One launch for all layers has longer programs and fewer rows than one a layer.
+Up to 64 experts, and a width of 512, all layers are summed at once, when they have run: the queries are read once, and
+no marks are stored. Each program adds up its own tokens of one layer and leaves one row of a table; the few rows of a
+layer are added up in the same order every time. One launch for all layers has longer programs and fewer rows than one a
+layer. More experts are marked in a table (N, 3·E), layer by layer, and all sums are products with it.
+
 Shapes: L layers, N tokens, E experts, K chosen, D model width, S samples.
 """
 # mypy: disable-error-code=assignment
@@ -165,6 +168,68 @@ def samples_kernel(queries, place, order, sample, L: tl.constexpr, D: tl.constex
     tl.store(sample + at * D + column, x / tl.maximum(length, 1.0), mask=column < D)
 
 
+@triton.jit
+def mark_kernel(
+    query, experts, counted, marks, numbers, num_tokens, E: tl.constexpr, BE: tl.constexpr, K: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Mark each counted token's experts in marks (N, 3E): 1 at e, and 1/|query| in two bf16 parts at E + e and 2E + e.
+    All else is 0. numbers: how many of each program's tokens are counted."""
+    token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = token < num_tokens
+    column = tl.arange(0, BD)
+    x = tl.load(
+        query + token[:, None] * D + column[None, :], mask=exists[:, None] & (column < D)[None, :], other=0.0
+    ).to(tl.float32)
+    largest = tl.max(tl.abs(x), 1)
+    x = x / tl.where(largest > 0, largest, 1.0)[:, None]  # squares must not overflow
+    norm = largest * tl.sqrt(tl.sum(x * x, 1))
+    scale = tl.where(norm > 0, 1.0 / norm, 0.0)
+    high = scale.to(tl.bfloat16)
+    low = (scale - high.to(tl.float32)).to(tl.bfloat16)
+    enters = exists & (tl.load(counted + token, mask=exists, other=0) != 0)
+    tl.store(numbers + tl.program_id(0), tl.sum(enters.to(tl.int32), 0))
+
+    expert = tl.arange(0, BE)[None, :]
+    chosen = tl.zeros((BLOCK, BE), dtype=tl.int1)
+    for k in tl.static_range(K):
+        chosen |= expert == tl.load(experts + token * K + k, mask=enters, other=-1)[:, None]
+    keep = exists[:, None] & (expert < E)
+    row = marks + token[:, None] * (3 * E)
+    nothing = tl.zeros((BLOCK, BE), dtype=tl.bfloat16)
+    tl.store(row + expert, chosen.to(tl.float32).to(tl.bfloat16), mask=keep)
+    tl.store(row + E + expert, tl.where(chosen, high[:, None], nothing), mask=keep)
+    tl.store(row + 2 * E + expert, tl.where(chosen, low[:, None], nothing), mask=keep)
+
+
+@triton.jit
+def finish_kernel(
+    products, sums, numbers, counts, pairs, query_sum, num_counted, num_parts, E: tl.constexpr, BE: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Turn the products of marks into what `sum_by_expert` returns: program e < E for expert e, the last for the rest.
+
+    products (E, E); sums (2E, D): of both parts of the unit queries.
+    """
+    row = tl.program_id(0)
+    column = tl.arange(0, BD)
+    inside = column < D
+    if row < E:
+        high = tl.load(sums + row * D + column, mask=inside)
+        low = tl.load(sums + (E + row) * D + column, mask=inside)
+        tl.store(query_sum + row * D + column, high + low, mask=inside)
+        other = tl.arange(0, BE)
+        found = tl.load(products + row * E + other, mask=other < E)
+        tl.store(pairs + row * E + other, found.to(tl.int64), mask=other < E)
+        tl.store(counts + row, tl.load(products + row * E + row).to(tl.int64))
+    else:
+        number = tl.zeros((BLOCK,), dtype=tl.int64)
+        for first in range(0, num_parts, BLOCK):
+            part = first + tl.arange(0, BLOCK)
+            number += tl.load(numbers + part, mask=part < num_parts, other=0)
+        tl.store(num_counted, tl.sum(number, 0))
+
+
 def can_sum(d_model: int, num_experts: int) -> bool:
     """Whether one program can hold the sums of all experts."""
     return num_experts <= MAX_EXPERTS and d_model <= MAX_WIDTH
@@ -173,7 +238,7 @@ def can_sum(d_model: int, num_experts: int) -> bool:
 def sum_in_one_pass(
     experts: Sequence[Tensor], counted: Tensor, queries: Sequence[Tensor], num_experts: int, totals: Sequence[Tensor]
 ) -> None:
-    """Fill totals with what `nearest.sum_by_expert` returns, one layer behind the other, where `can_sum` admits.
+    """Fill totals with what `sum_by_expert` returns, one layer behind the other, where `can_sum` admits.
 
     counted (N,): the same for all layers; or (L, N).
     """
@@ -181,7 +246,7 @@ def sum_in_one_pass(
     most = max(1, PROGRAMS // num_layers)
     per_program = TOKENS * max(1, triton.cdiv(num_tokens, TOKENS * most))
     programs = triton.cdiv(num_tokens, per_program)
-    rows = triton.next_power_of_2(programs)
+    rows = triton.next_power_of_2(max(1, programs))
     columns = max(32, min(256, 4096 // rows))
     width = columns * triton.cdiv(num_experts * (d + num_experts) + 1, columns)  # padded: each row is aligned
     table = torch.empty(num_layers, programs, width, dtype=torch.float32, device=queries[0].device)
@@ -195,6 +260,52 @@ def sum_in_one_pass(
     )
 
 
+Sums = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("some_moe::sum_by_expert", mutates_args=())
+def sum_by_expert(experts: Tensor, counted: Tensor, query: Tensor, num_experts: int) -> Sums:
+    """Sums over the counted ones of N tokens with bf16 queries (N, D).
+
+    Selections (E,) and co-selections (E, E) int64, exact; sums of unit queries (E, D); how many are counted () int64.
+    All are bf16 products with float32 sums: ones are exact, and a length leaves an error of 2⁻¹⁷. Few experts take one
+    pass; many are marked in a table first.
+    """
+    experts, counted, query = experts.contiguous(), counted.contiguous(), query.contiguous()
+    num_tokens, top_k = experts.shape
+    made = _empty_sums(experts, query, num_experts)
+    if can_sum(query.shape[1], num_experts):
+        sum_in_one_pass([experts], counted, [query], num_experts, made)
+        return made
+    padded, padded_experts = triton.next_power_of_2(query.shape[1]), triton.next_power_of_2(num_experts)
+    sizes = {"E": num_experts, "BE": padded_experts, "D": query.shape[1], "BD": padded}
+    block = max(1, 2048 // max(padded, padded_experts))
+    programs = triton.cdiv(num_tokens, block)
+    marks = query.new_empty(num_tokens, 3 * num_experts)
+    numbers = torch.empty(programs, dtype=torch.int32, device=query.device)
+    mark_kernel[(programs,)](query, experts, counted, marks, numbers, num_tokens, K=top_k, BLOCK=block, **sizes)
+    ones = marks[:, :num_experts]
+    products = torch.mm(ones.T, ones, out_dtype=torch.float32)
+    sums = torch.mm(marks[:, num_experts:].T, query, out_dtype=torch.float32)
+    finish_kernel[(num_experts + 1,)](products, sums, numbers, *made, programs, BLOCK=1024, **sizes)
+    return made
+
+
+def _empty_sums(experts: Tensor, query: Tensor, num_experts: int, *num_layers: int) -> Sums:
+    """Room for what `sum_by_expert` returns; for so many layers, where a number is given."""
+    return (
+        experts.new_empty(*num_layers, num_experts),
+        experts.new_empty(*num_layers, num_experts, num_experts),
+        query.new_empty(*num_layers, num_experts, query.shape[1], dtype=torch.float32),
+        experts.new_empty(num_layers),
+    )
+
+
+@sum_by_expert.register_fake
+def _(experts: Tensor, counted: Tensor, query: Tensor, num_experts: int) -> Sums:  # noqa: ARG001
+    return _empty_sums(experts, query, num_experts)
+
+
 LayerSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -202,12 +313,12 @@ LayerSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 def sum_layers(
     experts: list[Tensor], counted: Tensor, queries: list[Tensor], place: Tensor, order: Tensor, num_experts: int
 ) -> LayerSums:
-    """`nearest.sum_by_expert` of L layers, where `can_sum` admits: each tensor has the layers first. The fifth is the
+    """`sum_by_expert` of L layers, where `can_sum` admits: each tensor has the layers first. The fifth is the
     samples: unit queries (L, S, D) at these places (L, S), zero where the order (L, S) says that nobody was sampled.
 
     experts: L of (N, K); queries: L of (N, D) in bf16; counted (N,) or (L, N).
     """
-    made = _empty_sums(experts, queries, place, num_experts)
+    made = _empty_layer_sums(experts, queries, place, num_experts)
     queries = [query.contiguous() for query in queries]
     sum_in_one_pass([one.contiguous() for one in experts], counted.contiguous(), queries, num_experts, made[:4])
     num_layers, num_samples, d = made[4].shape
@@ -218,16 +329,13 @@ def sum_layers(
     return made
 
 
-def _empty_sums(experts: Sequence[Tensor], queries: Sequence[Tensor], place: Tensor, num_experts: int) -> LayerSums:
+def _empty_layer_sums(
+    experts: Sequence[Tensor], queries: Sequence[Tensor], place: Tensor, num_experts: int
+) -> LayerSums:
     """Room for what `sum_layers` returns."""
     num_layers, d = len(queries), queries[0].shape[1]
-    return (
-        experts[0].new_empty(num_layers, num_experts),
-        experts[0].new_empty(num_layers, num_experts, num_experts),
-        queries[0].new_empty(num_layers, num_experts, d, dtype=torch.float32),
-        experts[0].new_empty(num_layers),
-        queries[0].new_empty(num_layers, place.shape[1], d, dtype=torch.float32),
-    )
+    sample = queries[0].new_empty(num_layers, place.shape[1], d, dtype=torch.float32)
+    return *_empty_sums(experts[0], queries[0], num_experts, num_layers), sample
 
 
 @sum_layers.register_fake
@@ -239,4 +347,4 @@ def _(
     order: Tensor,  # noqa: ARG001
     num_experts: int,
 ) -> LayerSums:
-    return _empty_sums(experts, queries, place, num_experts)
+    return _empty_layer_sums(experts, queries, place, num_experts)

@@ -3,8 +3,7 @@
 Autocast would cast every weight where it is used, and every gradient where it is made: a launch for each, which takes
 longer than the work. Here two launches copy all weights and biases, and one all gradients of the weights. The numbers
 are the same, but for two: gradients of biases are not rounded at all; and the gradient of an embedding, which gives
-rows of its copy, is not either, but a GPU adds it up in an order of its own. (Without Triton, torch adds it up there,
-and rounds it to the copy's type where there are many tokens.)
+rows of its copy, is not either, but a GPU adds it up in an order of its own.
 """
 
 from collections.abc import Iterator, Sequence

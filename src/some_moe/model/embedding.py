@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from some_moe.kernels import has_triton
 
-MANY = 3072  # indices up to which torch adds up a gradient on a GPU by another kernel, which rounds as it goes
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # gradients that the project's own kernels add up
 
 
 class GatherRows(torch.autograd.Function):
-    """Rows of a copy (V, D) of the weight, whose gradient is added up in its own type or, on a GPU, in float32."""
+    """Rows of a copy (V, D) of the weight, whose gradient is added up in the weight's own type."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, copy: Tensor, tokens: Tensor) -> Tensor:
@@ -28,13 +27,8 @@ class GatherRows(torch.autograd.Function):
             from some_moe.kernels.embedding import embedding_gradient
 
             return embedding_gradient(grad, tokens, ctx.num_rows), None, None
-        # By torch on a GPU sums over many tokens are in float32 whatever they are of, and rounded once, as the gradient
-        # of any product is; and numbers half as wide are sorted in half the time. Elsewhere sums are as wide as the
-        # gradient.
-        at_once = grad.is_cuda and tokens.numel() > MANY
-        given = (grad, tokens.int()) if at_once else (grad.to(ctx.dtype), tokens)
-        added = torch.ops.aten.embedding_dense_backward(*given, ctx.num_rows, -1, False)
-        return added.to(ctx.dtype), None, None
+        added = torch.ops.aten.embedding_dense_backward(grad.to(ctx.dtype), tokens, ctx.num_rows, -1, False)
+        return added, None, None
 
 
 class Embedding(nn.Embedding):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from some_moe.config import GravityConfig
 from some_moe.model.keystore import NO_WINDOW_YET, KeyState
-from some_moe.model.routing import SUMS, Routing
+from some_moe.model.record import SUMS, Routing
 
 Beta = float | Tensor  # one number, or (L, 1, 1): one a layer
 Advance = Callable[[list[KeyState], list[Routing], GravityConfig, Beta], None]

@@ -15,7 +15,8 @@ from some_moe.model.experts import ExpertLibrary, make_library
 from some_moe.model.init import init_weights
 from some_moe.model.keystore import KeyState
 from some_moe.model.query import make_query
-from some_moe.model.routing import HashRouter, KeyRouter, Routing, TokenInfo
+from some_moe.model.record import Routing, TokenInfo
+from some_moe.model.routing import HashRouter, KeyRouter
 
 
 class DenseFFN(nn.Module):

@@ -21,7 +21,7 @@ from some_moe.model.experts import ExpertLibrary
 from some_moe.model.gravity import Advance, advance_layers, step_layers
 from some_moe.model.init import init_weights
 from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
-from some_moe.model.routing import Routing, TokenInfo, summarize_layers, sums_come_together
+from some_moe.model.record import Routing, TokenInfo, summarize_layers, sums_come_together
 from some_moe.model.samples import choose_samples, make_layer_words
 
 
@@ -221,9 +221,11 @@ class SomeLM(nn.Module):
         counted (B, T): tokens that enter the statistics (default all). rows (B,): each row's number within
         the whole step. step: chooses what is sampled; or salt, a hash of seed and step that is on the device
         already. targets (B, T): asks for their nats instead of the logits; denominator (), for the loss too, which is
-        their sum, by weights (B, T) where there are any, divided by it. Gradients then go by the loss alone.
+        their sum, by weights (B, T) where there are any, divided by it. Gradients then go by the loss alone, once, and
+        none to the weights.
         positions (B, T) and segments (B, T): for packed rows. sums: off where the keys will not move by this pass.
         """
+        assert targets is not None or denominator is None, "a loss needs targets"
         past = 0 if cache is None else cache.length
         past_positions = torch.arange(past, device=tokens.device)[None] if past else None
         rotation = None
@@ -298,8 +300,10 @@ class SomeLM(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Σ weights · nats / denominator (), and the nats (B, T), without their gradient.
 
-        On a GPU one kernel makes both, and the gradient of bf16 logits: it reads them while they are there.
+        On a GPU one kernel makes both, and the gradient of bf16 logits: it reads them while they are there. One
+        backward pass uses that up.
         """
+        assert weights is None or not weights.requires_grad
         if makes_bf16(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             from some_moe.kernels import loss
 
@@ -319,7 +323,9 @@ class SomeLM(nn.Module):
         return self.head.weight.is_cuda and all(library.fits_graph(bf16) for library in self.libraries)
 
     def compile_parts(self, *, dynamic: bool | None = False, bf16: bool = False) -> None:
-        """Compile the block, once for all layers, the head with its nats, and gravity (dynamic: as torch.compile)."""
+        """Compile the block, once for all layers, the head with its nats (where `find_loss` has no kernel for both),
+        and gravity (dynamic: as torch.compile).
+        """
         # A block's code is one for all layers; what differs between them is data. Shapes and top_k may vary.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         whole = self.fits_graph(bf16)

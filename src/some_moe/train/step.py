@@ -13,7 +13,7 @@ from some_moe.config import RunConfig
 from some_moe.data.batches import Batch
 from some_moe.hashing import derive_key
 from some_moe.model.copies import weights_copied
-from some_moe.model.routing import Routing
+from some_moe.model.record import Routing
 from some_moe.model.transformer import SomeLM
 from some_moe.train.distributed import ALONE, Team
 from some_moe.train.evaluate import forward

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Batch
-from some_moe.model.routing import Routing
+from some_moe.model.record import Routing
 from some_moe.model.transformer import SomeLM
 from some_moe.train.distributed import ALONE, Team
 from some_moe.train.machine import Machine
