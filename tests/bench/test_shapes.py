@@ -3,6 +3,7 @@
 import pytest
 
 from some_moe.bench.shapes import (
+    CPU_SHAPES,
     DEFAULT_SHAPES,
     LayerShape,
     find_chip,
@@ -64,6 +65,11 @@ def test_default_shapes_are_the_registered_ones() -> None:
     assert [(s.d_model, s.d_ffn, s.num_experts, s.top_k) for s in sizes] == [
         (384, 1024, 64, 4), (512, 1024, 64, 4), (512, 1536, 256, 8), (512, 1024, 512, 4),
     ]  # fmt: skip
+
+
+def test_presets_have_shapes_too() -> None:
+    assert find_shape("demo") == LayerShape(name="demo", d_model=128, d_ffn=128, num_experts=16, top_k=2)
+    assert [find_shape(name).name for name in CPU_SHAPES] == ["demo", "A1"]
 
 
 def test_a_resized_shape_is_named_after_its_sizes() -> None:

@@ -8,9 +8,11 @@ from typing import Any, cast
 
 from some_moe.config import ConfigError, ModelConfig
 from some_moe.experiments.parameters import count_parameters
+from some_moe.experiments.presets import PRESETS
 from some_moe.experiments.registry import find_experiment
 
 DEFAULT_SHAPES = ("A1", "A4", "V3", "B3")
+CPU_SHAPES = ("demo", "A1")  # what a laptop trains, and what it can still measure
 PASSES = ("forward", "backward", "both")
 # Floating-point operations, in units of N·k·d·f: two matrices, a multiplication and an addition each.
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = 4, 4, 4
@@ -46,13 +48,16 @@ class LayerShape:
 
 
 def find_shape(name: str) -> LayerShape:
-    """The experts of a registered experiment."""
-    experiment = find_experiment(name)
-    model = experiment.config.model
+    """The experts of a preset or of a registered experiment."""
+    if name in PRESETS:
+        model = PRESETS[name]().model
+    else:
+        experiment = find_experiment(name)
+        name, model = experiment.name, experiment.config.model
     if model.ffn != "some":
-        raise ConfigError(f"{experiment.name!r} has no experts to measure (ffn: {model.ffn}); choose another, e.g. A1")
+        raise ConfigError(f"{name!r} has no experts to measure (ffn: {model.ffn}); choose another, e.g. A1")
     return LayerShape(
-        name=experiment.name,
+        name=name,
         d_model=model.d_model,
         d_ffn=model.d_ffn,
         num_experts=model.num_experts,

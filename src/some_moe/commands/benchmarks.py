@@ -14,7 +14,9 @@ def bench_layer(arguments: list[str]) -> int:
         "Time one layer's experts beside transformers' grouped experts, the torch idiom, a loop and a dense network. "
         "Each is checked against float64 first; who is wrong is not timed.",
     )
-    parser.add_argument("--shapes", metavar="A,B", help="registered names (GPU: A1,A4,V3,B3; CPU: A1)")
+    parser.add_argument(
+        "--shapes", metavar="A,B", help="smoke, demo, or registered experiments (GPU: A1,A4,V3,B3; CPU: demo,A1)"
+    )
     for name, meaning in (
         ("--d-model", "model width"),
         ("--d-ffn", "hidden width of an expert"),
@@ -22,7 +24,7 @@ def bench_layer(arguments: list[str]) -> int:
         ("--top-k", "experts a token"),
     ):
         parser.add_argument(name, type=int, metavar="N", help=f"{meaning}, instead of the shape's")
-    parser.add_argument("--tokens", metavar="N,M", help="tokens (GPU: 24576,32768; CPU: 1024)")
+    parser.add_argument("--tokens", metavar="N,M", help="tokens (GPU: 24576,32768; CPU: 2560)")
     parser.add_argument("--routing", default="both", choices=("balanced", "skewed", "both"), help="skewed: gini 0.9")
     parser.add_argument(
         "--pass", dest="which", default="both", choices=("forward", "backward", "both"), help="what is timed"
@@ -51,7 +53,7 @@ def bench_layer(arguments: list[str]) -> int:
     from some_moe.bench.layer import LayerSettings
     from some_moe.bench.layer import bench_layer as measure
     from some_moe.bench.record import append_section, check_output, describe_benchmark, write_report
-    from some_moe.bench.shapes import DEFAULT_SHAPES, find_shape
+    from some_moe.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, find_shape
     from some_moe.bench.variants import list_variants
     from some_moe.report.bench_tables import format_layer_case, format_layer_summary, layer_markdown
     from some_moe.report.layout import Style
@@ -60,10 +62,11 @@ def bench_layer(arguments: list[str]) -> int:
     on_gpu = device.type == "cuda"
     sizes = {name: getattr(options, name) for name in ("d_model", "d_ffn", "num_experts", "top_k")}
     resized = any(size is not None for size in sizes.values())
-    names = _split(options.shapes) if options.shapes else DEFAULT_SHAPES if on_gpu and not resized else ("A1",)
+    usual = ("A1",) if resized else DEFAULT_SHAPES if on_gpu else CPU_SHAPES
+    names = _split(options.shapes) if options.shapes else usual
     settings = LayerSettings(
         shapes=[find_shape(name).resize(**sizes) for name in names],
-        tokens=_read_tokens(options.tokens or ("24576,32768" if on_gpu else "1024")),
+        tokens=_read_tokens(options.tokens or ("24576,32768" if on_gpu else "2560")),
         routings=("balanced", "skewed") if options.routing == "both" else (options.routing,),
         which=options.which,
         trainability=options.trainability,

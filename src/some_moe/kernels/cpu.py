@@ -100,21 +100,25 @@ def add_up(rows: Tensor, place: Tensor, gates: Tensor) -> Tensor:
 
 def multiply(rows: Tensor, stack: Tensor, slots: Schedule, out: Tensor, bias: Tensor | None = None) -> None:
     """out[i] = rows[i] @ stack[expert of i] (+ bias[expert of i]), one product for each batch."""
-    sizes = slots.sizes
+    sizes, dtype = slots.sizes, rows.dtype
+    # Single experts all at once: to cut one after another out of a stack takes Python longer than a small product.
+    has_singles = any(len(batch.experts) == 1 for batch in slots.batches)
+    matrices, biases = (each.unbind() if each is not None and has_singles else None for each in (stack, bias))
     for batch, part, result in zip(slots.batches, torch.split(rows, sizes), torch.split(out, sizes), strict=True):
-        matrices = stack[batch.within].to(rows.dtype)
-        biases = None if bias is None else bias[batch.within].to(rows.dtype)
         if len(batch.experts) == 1:
+            assert matrices is not None
+            (expert,) = batch.experts
+            matrix = matrices[expert].to(dtype)
             if biases is None:
-                torch.mm(part, matrices[0], out=result)
+                torch.mm(part, matrix, out=result)
             else:
-                torch.addmm(biases[0], part, matrices[0], out=result)
+                torch.addmm(biases[expert].to(dtype), part, matrix, out=result)
+            continue
+        shape, several = (len(batch.experts), batch.num_rows, -1), stack[batch.within].to(dtype)
+        if bias is None:
+            torch.bmm(part.view(shape), several, out=result.view(shape))
         else:
-            shape = (len(batch.experts), batch.num_rows, -1)
-            if biases is None:
-                torch.bmm(part.view(shape), matrices, out=result.view(shape))
-            else:
-                torch.baddbmm(biases[:, None], part.view(shape), matrices, out=result.view(shape))
+            torch.baddbmm(bias[batch.within].to(dtype)[:, None], part.view(shape), several, out=result.view(shape))
 
 
 class Scratch(threading.local):
