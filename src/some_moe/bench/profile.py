@@ -20,8 +20,8 @@ OTHER = "elementwise and other"
 CLASSES = (
     (OTHER, r"embedding|GatherRows|CopyTensors"),
     ("other matmuls", r"gelu_product"),  # the query network's, by kernels that the experts have too
-    ("experts", r"frozen_?experts|grouped_?mm|up_kernel|down_kernel|up_backward_kernel|down_backward_kernel|mix_kernel"
-     r"|mix_backward_kernel|spread_kernel|plain_kernel|mix_experts|FrozenExperts|tile_kernel|group_?gemm|GroupProblem"),
+    ("experts", r"frozen_?experts|grouped_?mm|up_kernel|down_backward_kernel|plain_kernel|mix_kernel"
+     r"|mix_backward_kernel|spread_kernel|mix_experts|FrozenExperts|tile_kernel|group_?gemm|GroupProblem"),
     ("optimizer", r"[Oo]ptimizer|adam|squares_kernel|clip_kernel|multi_tensor_apply|foreach|clip_grad"),
     ("attention", r"flash|fmha|sdpa|attention|rotate"),
     ("cross-entropy and head", r"log_softmax|nll_loss|cross_entropy|logsumexp|nats"),

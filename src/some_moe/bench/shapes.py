@@ -49,15 +49,12 @@ class LayerShape:
 
 def find_shape(name: str) -> LayerShape:
     """The experts of a preset or of a registered experiment."""
-    if name in PRESETS:
-        model = PRESETS[name]().model
-    else:
-        experiment = find_experiment(name)
-        name, model = experiment.name, experiment.config.model
+    config = PRESETS[name]() if name in PRESETS else find_experiment(name).config
+    model = config.model
     if model.ffn != "some":
-        raise ConfigError(f"{name!r} has no experts to measure (ffn: {model.ffn}); choose another, e.g. A1")
+        raise ConfigError(f"{config.name!r} has no experts to measure (ffn: {model.ffn}); choose another, e.g. A1")
     return LayerShape(
-        name=name,
+        name=config.name,
         d_model=model.d_model,
         d_ffn=model.d_ffn,
         num_experts=model.num_experts,

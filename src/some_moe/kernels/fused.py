@@ -1,9 +1,9 @@
 """The Triton path for frozen experts on a GPU: products whose every byte the copy engine moves.
 
 Forward: give each slot (token, choice) a row beside the others of its expert → `spread_kernel` (x to those rows) →
-`up_kernel` (product, bias, GELU and its slope) → `down_kernel` (product, bias) → `mix_kernel` (each token's weighted
+`up_kernel` (product, bias, GELU and its slope) → `plain_kernel` (product, bias) → `mix_kernel` (each token's weighted
 sum). Backward makes dX and the gate gradient, and no gradient of a weight: `spread_backward_kernel` (gate gradient,
-and the weighted gradient to the rows) → `down_backward_kernel` (product, times the slope) → `up_backward_kernel` →
+and the weighted gradient to the rows) → `down_backward_kernel` (product, times the slope) → `plain_kernel` →
 `mix_kernel` (sum). Kept for it: the slopes (P, F) and the experts' outputs (P, D). bf16 in, fp32 sums, no atomics.
 
 How the products are made: `products`.

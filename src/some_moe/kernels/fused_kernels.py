@@ -175,23 +175,26 @@ def unpack_slope(packed):
 
 
 @triton.jit
-def down_kernel(
-    hidden, down, down_bias, rows, tile_expert, num_tiles,
-    D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+def plain_kernel(
+    rows, weights, bias, target, tile_expert, num_tiles,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """rows (P, D) = hidden @ downᵀ + bias."""
-    COLUMNS: tl.constexpr = (D + BN - 1) // BN
+    """target (P, WIDTH) = rows (P, INNER) @ the expert's matrix, of HEIGHT rows, + bias. TRANSPOSED: its rows are the
+    columns of the result."""
+    COLUMNS: tl.constexpr = (WIDTH + BN - 1) // BN
     for job in tl.range(
         tl.program_id(0), count_tiles(num_tiles, tile_expert) * COLUMNS, tl.num_programs(0), flatten=True
     ):
         first, column = job // COLUMNS * BM, job % COLUMNS * BN
         expert = find_expert(tile_expert, job // COLUMNS)
-        acc = product(hidden, down, first, expert * D, column, F, BM, BN, BK, True, PRECISION)
-        columns = column + tl.arange(0, BN)
-        acc += tl.load(down_bias + expert * D + columns, mask=columns < D, other=0.0).to(tl.float32)[None, :]
+        acc = product(rows, weights, first, expert * HEIGHT, column, INNER, BM, BN, BK, TRANSPOSED, PRECISION)
+        if bias is not None:
+            columns = column + tl.arange(0, BN)
+            acc += tl.load(bias + expert * WIDTH + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)[None, :]
         left, right = halves(acc, BM, BN)
-        rows.store([first, column], left.to(rows.dtype))
-        rows.store([first, column + BN // 2], right.to(rows.dtype))
+        target.store([first, column], left.to(target.dtype))
+        target.store([first, column + BN // 2], right.to(target.dtype))
 
 
 @triton.jit
@@ -250,21 +253,3 @@ def down_backward_kernel(
     acc = product(grad_rows, down, tile * BM, expert * D, n * BN, D, BM, BN, BK, False, PRECISION)
     grad = acc * unpack_slope(slope.load([tile * BM, n * BN]))
     grad_pre.store([tile * BM, n * BN], grad.to(grad_pre.dtype))
-
-
-@triton.jit
-def up_backward_kernel(
-    grad_pre, up, grad_spread, tile_expert, num_tiles,
-    D: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """grad_spread (P, D) = grad_pre @ up: what `mix_kernel` adds up to the gradient of x."""
-    COLUMNS: tl.constexpr = (D + BN - 1) // BN
-    for job in tl.range(
-        tl.program_id(0), count_tiles(num_tiles, tile_expert) * COLUMNS, tl.num_programs(0), flatten=True
-    ):
-        first, column = job // COLUMNS * BM, job % COLUMNS * BN
-        expert = find_expert(tile_expert, job // COLUMNS)
-        acc = product(grad_pre, up, first, expert * F, column, F, BM, BN, BK, False, PRECISION)
-        left, right = halves(acc, BM, BN)
-        grad_spread.store([first, column], left.to(grad_spread.dtype))
-        grad_spread.store([first, column + BN // 2], right.to(grad_spread.dtype))

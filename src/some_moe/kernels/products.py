@@ -201,41 +201,39 @@ def multiply_down_backward(
 
 
 def _multiply_plainly(
-    rows: Tensor, stack: Tensor, bias: Tensor | None, target: Tensor, tiles: Tiles, *, transposed: bool
-) -> None:
-    """target = rows @ each tile's matrix of the stack (its transpose) + bias, by groups that take turns."""
-    m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
-    weights = _describe_stack(stack, *((n, k) if transposed else (k, n)), pingpong.describe)
-    arguments = pingpong.describe(rows, m, k), weights, bias, pingpong.describe(target, m, n // 2)
+    rows: Tensor, stack: Tensor, bias: Tensor | None, target: Tensor, tiles: Tiles, blocks: Blocks, precision: str, *,
+    transposed: bool,
+) -> None:  # fmt: skip
+    """target = rows @ each tile's matrix of the stack (its transpose) + bias."""
     width = target.shape[1]
-    pingpong.launch(
-        pingpong.plain_kernel, _programs(tiles, width, n), *arguments, tiles.expert, tiles.used, INNER=rows.shape[1],
-        WIDTH=width, HEIGHT=stack.shape[-2], TRANSPOSED=transposed,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "INNER": rows.shape[1],
+        "WIDTH": width,
+        "HEIGHT": stack.shape[-2],
+        "TRANSPOSED": transposed,
+    }
+    if blocks.n == pingpong.COLUMNS and pingpong.can_take_turns(rows, tiles.m, width):
+        m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
+        weights = _describe_stack(stack, *((n, k) if transposed else (k, n)), pingpong.describe)
+        arguments = pingpong.describe(rows, m, k), weights, bias, pingpong.describe(target, m, n // 2)
+        programs = _programs(tiles, width, n)
+        pingpong.launch(pingpong.plain_kernel, programs, *arguments, tiles.expert, tiles.used, **sizes)
+        return
+    b = fit(blocks, width)
+    weights = _describe_stack(stack, *((b.n, b.k) if transposed else (b.k, b.n)))
+    arguments = _describe(rows, tiles.m, b.k), weights, bias, _describe(target, tiles.m, b.n // 2)
+    _launch(kernels.plain_kernel, b, width, tiles, *arguments, **sizes, PRECISION=precision)
 
 
 def multiply_down(
     hidden: Tensor, down: Tensor, down_bias: Tensor, rows: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
 ) -> None:
     """rows (P, D) of hidden."""
-    d = sizes["D"]
-    if plan.down.n == pingpong.COLUMNS and pingpong.can_take_turns(hidden, plan.m, d):
-        _multiply_plainly(hidden, down, down_bias, rows, tiles, transposed=True)
-        return
-    b = fit(plan.down, d)
-    source, weights = _describe(hidden, plan.m, b.k), _describe_stack(down, b.n, b.k)
-    _launch(kernels.down_kernel, b, d, tiles, source, weights, down_bias, _describe(rows, plan.m, b.n // 2), **sizes)
+    _multiply_plainly(hidden, down, down_bias, rows, tiles, plan.down, sizes["PRECISION"], transposed=True)
 
 
 def multiply_up_backward(
     grad_pre: Tensor, up: Tensor, grad_spread: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
 ) -> None:
     """grad_spread (P, D) of grad_pre."""
-    d = sizes["D"]
-    if plan.up_backward.n == pingpong.COLUMNS and pingpong.can_take_turns(grad_pre, plan.m, d):
-        _multiply_plainly(grad_pre, up, None, grad_spread, tiles, transposed=False)
-        return
-    b = fit(plan.up_backward, d)
-    source, weights = _describe(grad_pre, plan.m, b.k), _describe_stack(up, b.k, b.n)
-    target = _describe(grad_spread, plan.m, b.n // 2)
-    _launch(kernels.up_backward_kernel, b, d, tiles, source, weights, target, **sizes)
+    _multiply_plainly(grad_pre, up, None, grad_spread, tiles, plan.up_backward, sizes["PRECISION"], transposed=False)
