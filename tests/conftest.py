@@ -1,15 +1,9 @@
 """What all tests share: tests that need a GPU or a browser are skipped with a sentence where there is none."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-# Tests of one room share small models: tests/model/variants.py.
-sys.path.insert(0, str(Path(__file__).parent / "model"))
-
 
 # Small tensors: more threads would only wait for each other, above all with several test processes.
 torch.set_num_threads(1)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from some_moe.cli import Parser, UsageError, main
-from some_moe.experiments.registry import EXPERIMENTS, find_experiment
-from some_moe.report.card import ONLY_WHEN, describe, format_card
-from some_moe.report.layout import Style
-from some_moe.report.listing import format_listing
+from some_moe.lab.card import ONLY_WHEN, describe, format_card
+from some_moe.lab.listing import format_listing
+from some_moe.lab.registry import EXPERIMENTS, find_experiment
+from some_moe.layout import Style
 
 SOURCE = Path(__file__).parents[1] / "src"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(SOURCE)}

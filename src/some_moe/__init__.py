@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
     from some_moe.model.layer import SomeLayer
     from some_moe.model.transformer import SomeLM
-    from some_moe.train.runs import load
+    from some_moe.training.runs import load
 
 _HOMES = {
     "SomeLM": "some_moe.model.transformer",
     "SomeLayer": "some_moe.model.layer",
-    "load": "some_moe.train.runs",
+    "load": "some_moe.training.runs",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
     "DataConfig": "some_moe.config",

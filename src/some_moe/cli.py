@@ -88,8 +88,8 @@ def list_experiments(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print an array of short objects")
     wants_json = parser.parse(arguments).json
 
-    from some_moe.report.layout import Style
-    from some_moe.report.listing import describe_all, format_listing
+    from some_moe.lab.listing import describe_all, format_listing
+    from some_moe.layout import Style
 
     if wants_json:
         return write_json(describe_all())
@@ -106,9 +106,9 @@ def show_experiment(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one object")
     parsed = parser.parse(arguments)
 
-    from some_moe.experiments.registry import find_experiment
-    from some_moe.report.card import describe, format_card
-    from some_moe.report.layout import Style
+    from some_moe.lab.card import describe, format_card
+    from some_moe.lab.registry import find_experiment
+    from some_moe.layout import Style
 
     experiment = find_experiment(parsed.name)
     if parsed.json:

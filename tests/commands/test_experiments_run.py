@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from some_moe.cli import main
-from some_moe.train.jobs import Job
-from some_moe.train.queue import Queue
+from some_moe.lab.jobs import Job
+from some_moe.lab.queue import Queue
 
 TINY = [
     *("--model.d-model", "32", "--model.num-layers", "2", "--model.num-heads", "2", "--model.vocab-size", "512"),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from some_moe.analysis.collection import Collection
 from some_moe.cli import main
-from some_moe.report.canvas import Drawing
+from some_moe.glass.figures.canvas import Drawing
+from some_moe.glass.inspect.collection import Collection
 
 FIGURES = {
     *("loss", "usage_ranked", "usage_histogram", "usage_by_depth", "co_selection", "usage_over_steps"),
@@ -193,7 +193,7 @@ def test_guilds_are_judged_last_on_the_same_collection(
         guilds = [{"name": "nouns, layer 1", "verdict": "supported"}, {"name": "verbs", "verdict": "not supported"}]
         return {"guilds": guilds, "level": 0.01}
 
-    monkeypatch.setattr("some_moe.analysis.guilds.analyze_guilds", analyze_guilds)
+    monkeypatch.setattr("some_moe.glass.inspect.guilds.analyze_guilds", analyze_guilds)
     capsys.readouterr()
     assert main(["analyze", str(run), "--max-tokens", "300", "--control", str(trained)]) == 0
     assert "1 of 2 candidates supported at level 0.01: nouns, layer 1" in capsys.readouterr().out

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from some_moe.bench.step import make_batch, make_model, make_step, make_stepper, prepare_config
-from some_moe.experiments.presets import find_preset
-from some_moe.train.machine import choose_machine
+from some_moe.lab.bench.step import make_batch, make_model, make_step, make_stepper, prepare_config
+from some_moe.lab.registry.presets import find_preset
+from some_moe.training.machine import choose_machine
 
 HERE = Path(__file__).parent
 SHAPES = ("A1", "A4", "A6", "B3")

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 import torch
-from variants import BASE
 
 from some_moe import SomeLM
 from some_moe.model import transformer
+from tests.shared.variants import BASE
 
 CASES = {
     "as it is": {},

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
-from variants import BASE
 
 from some_moe import SomeLM
 from some_moe.hashing import make_salt
 from some_moe.model.dropout import Dropout
 from some_moe.model.record import TokenInfo
+from tests.shared.variants import BASE
 
 X = torch.ones(6, 40, 50)
 

@@ -8,7 +8,7 @@ import torch
 
 from some_moe.config import ConfigError, ModelConfig
 from some_moe.model.expert_weights import MATRICES, checksum, fill_experts
-from some_moe.model.experts import ExpertLibrary, make_library
+from some_moe.model.library import ExpertLibrary, make_library
 
 CONFIG = ModelConfig(d_model=24, num_heads=2, num_experts=5, d_ffn=40, top_k=2, vocab_size=50)
 

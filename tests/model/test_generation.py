@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from variants import BASE, MODELS, make_config, make_gravity
 
 from some_moe import SomeLM
 from some_moe.model.generation import choose_token, generate, generate_tokens
+from tests.shared.variants import BASE, MODELS, make_config, make_gravity
 
 PROMPT = torch.randint(0, 61, (3, 5), generator=torch.Generator().manual_seed(0))
 

@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from variants import same, snapshot
 
 from some_moe.config import GravityConfig, ModelConfig
 from some_moe.model import gravity
 from some_moe.model.keystore import NO_WINDOW_YET, KeyState
 from some_moe.model.record import Routing, TokenInfo, summarize
 from some_moe.model.samples import NOT_SAMPLED, make_layer_words
+from tests.shared.variants import same, snapshot
 
 MODEL = ModelConfig(d_model=2, num_heads=1, num_experts=3, d_ffn=4, top_k=2, vocab_size=10)
 KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)

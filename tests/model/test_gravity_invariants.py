@@ -3,13 +3,13 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from variants import same, snapshot
 
 from some_moe.config import GravityConfig, ModelConfig
 from some_moe.model import gravity
 from some_moe.model.keystore import KeyState
 from some_moe.model.record import Routing, TokenInfo, summarize
 from some_moe.model.samples import make_layer_words
+from tests.shared.variants import same, snapshot
 
 
 @st.composite

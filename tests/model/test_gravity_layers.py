@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from variants import make_config, make_gravity, same, snapshot
 
 from some_moe import GravityConfig, ModelConfig, SomeLM
 from some_moe.model import gravity
 from some_moe.model.keystore import KeyState
 from some_moe.model.record import Routing, TokenInfo, summarize
 from some_moe.model.samples import make_layer_words
+from tests.shared.variants import make_config, make_gravity, same, snapshot
 
 LAYERS, STEPS, EXPERTS, TOKENS = 3, 5, 7, 24
 SILENT = (2, 1)  # at this step, nothing is selected in this layer

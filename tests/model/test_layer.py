@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from variants import BASE, make_config, make_gravity
 
 from some_moe import GravityConfig, ModelConfig, SomeLayer, SomeLM
 from some_moe.model.record import SUMS, Routing, TokenInfo
+from tests.shared.variants import BASE, make_config, make_gravity
 
 
 class ForeignTransformer(nn.Module):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from variants import BASE, make_config
 
 from some_moe import GravityConfig, SomeLM
 from some_moe.hashing import make_salt, sample_order
@@ -16,6 +15,7 @@ from some_moe.model import transformer
 from some_moe.model.gravity import bring_forward
 from some_moe.model.record import Routing, TokenInfo, summarize
 from some_moe.model.samples import NOT_SAMPLED, choose_samples, make_layer_words
+from tests.shared.variants import BASE, make_config
 
 SALT = make_salt(3, 7)
 WORDS = make_layer_words(3)

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from variants import BASE, MODELS, make_config, make_gravity
 
 from some_moe import GravityConfig, ModelConfig, SomeLM
-from some_moe.experiments.parameters import count_parameters
+from some_moe.config.parameters import count_parameters
+from tests.shared.variants import BASE, MODELS, make_config, make_gravity
 
 every_kind = pytest.mark.parametrize("name", MODELS)
 

@@ -50,13 +50,13 @@ def bench_layer(arguments: list[str]) -> int:
     _add_common(parser)
     options = parser.parse(arguments)
 
-    from some_moe.bench.layer import LayerSettings
-    from some_moe.bench.layer import bench_layer as measure
-    from some_moe.bench.record import append_section, check_output, describe_benchmark, write_report
-    from some_moe.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, find_shape
-    from some_moe.bench.variants import list_variants
-    from some_moe.report.bench_tables import format_layer_case, format_layer_summary, layer_markdown
-    from some_moe.report.layout import Style
+    from some_moe.lab.bench.layer import LayerSettings
+    from some_moe.lab.bench.layer import bench_layer as measure
+    from some_moe.lab.bench.record import append_section, check_output, describe_benchmark, write_report
+    from some_moe.lab.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, find_shape
+    from some_moe.lab.bench.tables import format_layer_case, format_layer_summary, layer_markdown
+    from some_moe.lab.bench.variants import list_variants
+    from some_moe.layout import Style
 
     device = _choose_device(options.device)
     on_gpu = device.type == "cuda"
@@ -111,12 +111,12 @@ def bench_step(arguments: list[str]) -> int:
     _add_common(parser)
     options = parser.parse(arguments)
 
-    from some_moe.bench.record import append_section, check_output, describe_benchmark, write_report
-    from some_moe.bench.step import bench_step as measure
-    from some_moe.bench.step import prepare_config
-    from some_moe.experiments.presets import find_preset
-    from some_moe.report.bench_tables import format_step, step_markdown
-    from some_moe.report.layout import Style
+    from some_moe.lab.bench.record import append_section, check_output, describe_benchmark, write_report
+    from some_moe.lab.bench.step import bench_step as measure
+    from some_moe.lab.bench.step import prepare_config
+    from some_moe.lab.bench.tables import format_step, step_markdown
+    from some_moe.lab.registry.presets import find_preset
+    from some_moe.layout import Style
 
     device = _choose_device(options.device)
     on_gpu = device.type == "cuda"
@@ -150,7 +150,7 @@ def _add_common(parser: Parser) -> None:
 
 def _choose_device(name: str) -> Any:
     from some_moe.config import TrainConfig
-    from some_moe.train.machine import choose_machine
+    from some_moe.training.machine import choose_machine
 
     return choose_machine(TrainConfig(device=name)).device
 

@@ -8,8 +8,8 @@ from some_moe.cli import Parser, UsageError, on_terminal, read_numbers, terminal
 from some_moe.commands.training import parse_overrides
 
 if TYPE_CHECKING:
-    from some_moe.train.jobs import Job
-    from some_moe.train.queue import Queue
+    from some_moe.lab.jobs import Job
+    from some_moe.lab.queue import Queue
 
 PROG = "some experiments run"
 
@@ -39,16 +39,16 @@ def run_experiments(arguments: list[str]) -> int:
     if options.at_once < 1:
         raise UsageError(f"--at-once {options.at_once} runs nothing; use 1 or more")
 
-    from some_moe.experiments.selection import select_experiments
+    from some_moe.lab.registry.selection import select_experiments
 
     experiments = select_experiments(options.names)
     seeds = read_numbers("--seeds", options.seeds, what="seed", example="0,1,2")
     overrides = read_overrides(settings, options.data)
 
-    from some_moe.train.jobs import make_jobs
-    from some_moe.train.machine import choose_machine
-    from some_moe.train.queue import Queue
-    from some_moe.train.stopping import TrainingStoppedError
+    from some_moe.lab.jobs import make_jobs
+    from some_moe.lab.queue import Queue
+    from some_moe.training.machine import choose_machine
+    from some_moe.training.stopping import TrainingStoppedError
 
     jobs = make_jobs(experiments, seeds, overrides)
     choose_machine(jobs[0].config.train)  # a device that is not there is refused before anything is written
@@ -113,9 +113,9 @@ def explain_scaling(jobs: "list[Job]") -> list[str]:
 
 
 def print_plan(queue: "Queue", *, as_json: bool) -> int:
-    from some_moe.experiments.parameters import count_parameters
-    from some_moe.report.layout import Style
-    from some_moe.report.queue_table import format_plan
+    from some_moe.config.parameters import count_parameters
+    from some_moe.lab.queue_table import format_plan
+    from some_moe.layout import Style
 
     rows = []
     for job, standing in zip(queue.jobs, queue.standings, strict=True):
@@ -142,8 +142,8 @@ def print_plan(queue: "Queue", *, as_json: bool) -> int:
 
 
 def print_summary(queue: "Queue", *, as_json: bool) -> int:
-    from some_moe.report.layout import Style
-    from some_moe.report.queue_table import format_summary
+    from some_moe.lab.queue_table import format_summary
+    from some_moe.layout import Style
 
     rows = queue.summarize()
     if as_json:

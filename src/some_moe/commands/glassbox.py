@@ -14,10 +14,10 @@ from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write,
 from some_moe.config import ConfigError
 
 if TYPE_CHECKING:  # for their names alone: a wrong option must be answered before anything heavy is loaded
-    from some_moe.analysis.collection import Collection
-    from some_moe.analysis.findings import Findings
-    from some_moe.analysis.runs import RunRecord
-    from some_moe.report.canvas import Drawing
+    from some_moe.glass.figures.canvas import Drawing
+    from some_moe.glass.inspect.collection import Collection
+    from some_moe.glass.inspect.findings import Findings
+    from some_moe.glass.inspect.runs import RunRecord
 
 MAX_TOKENS = 20_000
 DRAWING_LIBRARIES = ("matplotlib", "sklearn", "umap")
@@ -27,7 +27,7 @@ def analyze_run(arguments: list[str]) -> int:
     """Look inside a run."""
     options = _parse(arguments)
 
-    from some_moe.analysis.runs import read_run
+    from some_moe.glass.inspect.runs import read_run
 
     run = read_run(options.run)
     if options.control is not None:
@@ -41,8 +41,8 @@ def analyze_run(arguments: list[str]) -> int:
     if options.json:
         return write_json(record)
 
-    from some_moe.report.findings_table import format_findings
-    from some_moe.report.layout import Style
+    from some_moe.glass.page.findings_table import format_findings
+    from some_moe.layout import Style
 
     return write(format_findings(record, paths, width=terminal_width(), style=Style(on_terminal())))
 
@@ -88,8 +88,8 @@ def _refuse_unwritable(folder: Path) -> None:
 
 def _collect(run: "RunRecord", options: argparse.Namespace) -> "Collection":
     """Replay the run's model."""
-    from some_moe.analysis.collect import collect_run
-    from some_moe.train.runs import default_device
+    from some_moe.glass.inspect.collect import collect_run
+    from some_moe.training.runs import default_device
 
     return collect_run(
         run.path,
@@ -110,9 +110,9 @@ def _report_collection(folder: Path, collection: "Collection", *, wants_json: bo
 
 def _analyze(run: "RunRecord", folder: Path, options: argparse.Namespace) -> tuple[dict[str, Any], list[Path]]:
     """Everything in turn. Returns what analysis.json holds, with the guilds in short, and the paths written."""
-    from some_moe.analysis.findings import look_inside
-    from some_moe.analysis.projections import FEWEST_KEYS, umap_in_background
     from some_moe.files import write_whole
+    from some_moe.glass.inspect.findings import look_inside
+    from some_moe.glass.inspect.projections import FEWEST_KEYS, umap_in_background
 
     with ExitStack() as stack:
         start_umap = None
@@ -128,8 +128,8 @@ def _analyze(run: "RunRecord", folder: Path, options: argparse.Namespace) -> tup
     movement = folder / "movement.html"
     movement.unlink(missing_ok=True)
     if findings.movements:
-        from some_moe.report.animation import render_movement
-        from some_moe.report.figures import choose_colours
+        from some_moe.glass.figures import choose_colours
+        from some_moe.glass.page.animation import render_movement
 
         write_whole(movement, render_movement(run.name, findings.movements, choose_colours(findings)))
         paths.append(movement)
@@ -146,7 +146,7 @@ def _analyze(run: "RunRecord", folder: Path, options: argparse.Namespace) -> tup
 def _find_collection(run: "RunRecord", folder: Path, options: argparse.Namespace) -> "Collection | None":
     """What was collected before, or is collected now; None where the run has no model to replay."""
     if options.draw_only:
-        from some_moe.analysis.collection import Collection
+        from some_moe.glass.inspect.collection import Collection
 
         return Collection.load(folder / "collected.safetensors")
     if not run.checkpoints or not (run.path / "tokenizer.json").is_file():
@@ -174,7 +174,7 @@ Maps = Callable[[], "list[Any]"]
 
 def _map_keys(findings: "Findings", start_umap: Callable[[Sequence[Any]], Maps] | None) -> Maps | None:
     """Map the keys by PCA and t-SNE, while UMAP works elsewhere. Returns what waits for UMAP's maps."""
-    from some_moe.analysis.projections import map_keys
+    from some_moe.glass.inspect.projections import map_keys
 
     if not findings.has_keys:
         return None
@@ -189,7 +189,7 @@ def _map_keys(findings: "Findings", start_umap: Callable[[Sequence[Any]], Maps] 
 
 def _draw(findings: "Findings", wait_for_umap: Maps | None) -> "Iterator[Drawing]":
     """Every figure; the one that waits for UMAP comes last."""
-    from some_moe.report.figures import draw_figures, draw_key_maps
+    from some_moe.glass.figures import draw_figures, draw_key_maps
 
     _say("drawing")
     yield from draw_figures(findings)
@@ -223,7 +223,7 @@ def _save_figures(drawings: "Iterator[Drawing]", folder: Path) -> list[dict[str,
 
 def _judge_guilds(run: "RunRecord", collection: "Collection", control: str | None) -> dict[str, Any]:
     """Write RUN/analysis/guilds.json, and return it in a few numbers."""
-    from some_moe.analysis.guilds import analyze_guilds
+    from some_moe.glass.inspect.guilds import analyze_guilds
 
     found = analyze_guilds(run.path, collection, control=None if control is None else Path(control))
     supported = [guild["name"] for guild in found["guilds"] if guild["verdict"] == "supported"]

@@ -14,14 +14,14 @@ def evaluate_lengths(options: Namespace) -> int:
         if value:
             raise UsageError(f"--seq-lens {options.seq_lens} and {flag} exclude each other; give one of them")
 
+    from some_moe.commands.tables import format_lengths
     from some_moe.data.dataset import prepare
-    from some_moe.report.layout import Style
-    from some_moe.report.tables import format_lengths
-    from some_moe.train.jobs import hide_place
-    from some_moe.train.lengths import score_lengths
-    from some_moe.train.machine import choose_machine
-    from some_moe.train.recorder import describe_program, drop_nan
-    from some_moe.train.runs import load
+    from some_moe.lab.jobs import hide_place
+    from some_moe.lab.lengths import score_lengths
+    from some_moe.layout import Style
+    from some_moe.training.machine import choose_machine
+    from some_moe.training.recorder import describe_program, drop_nan
+    from some_moe.training.runs import load
 
     run = load(options.run, checkpoint=options.checkpoint)
     config, data, model = run.config, run.config.data, run.model

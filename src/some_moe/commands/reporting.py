@@ -13,9 +13,9 @@ from some_moe.commands.tracing import write_page
 from some_moe.config import ConfigError
 
 if TYPE_CHECKING:  # for their names alone: a wrong option must be answered before anything heavy is loaded
-    from some_moe.analysis.runs import RunRecord
-    from some_moe.report.blocks import Figure, Page
-    from some_moe.report.canvas import Drawing
+    from some_moe.glass.figures.canvas import Drawing
+    from some_moe.glass.inspect.runs import RunRecord
+    from some_moe.glass.page.blocks import Figure, Page
 
 
 def write_report(arguments: list[str]) -> int:
@@ -36,7 +36,7 @@ def write_report(arguments: list[str]) -> int:
     if find_spec("matplotlib") is None:
         raise UsageError("a report needs matplotlib, which is not installed; run pip install 'some-moe[analysis]'")
 
-    from some_moe.analysis.runs import read_run
+    from some_moe.glass.inspect.runs import read_run
 
     refuse_repeated(options.runs)
     runs = [read_run(path) for path in options.runs]
@@ -63,8 +63,8 @@ def refuse_repeated(paths: list[str]) -> None:
 
 def report_one(run: "RunRecord", out: Path, *, analyze: bool) -> int:
     """Write RUN/report.html and report.md; first the analysis, where it is missing or old."""
-    from some_moe.report.inside import list_missing, make_inside, read_analysis
-    from some_moe.report.pages import make_page
+    from some_moe.glass.page.inside import list_missing, make_inside, read_analysis
+    from some_moe.glass.page.pages import make_page
 
     failure = run_analysis(run) if analyze and needs_analysis(run) else None
     analysis = read_analysis(run.path)
@@ -73,7 +73,7 @@ def report_one(run: "RunRecord", out: Path, *, analyze: bool) -> int:
         missing.append(f"The analysis could not be made: {failure}.")
     curve = analysis.figure("loss")
     if curve is None and (run.steps or run.evaluations):
-        from some_moe.report.figures_curves import draw_loss
+        from some_moe.glass.figures.curves import draw_loss
 
         curve = save_drawing(draw_loss(run), out)
     return write_both(make_page(run, curve, make_inside(run, analysis), missing), out)
@@ -107,8 +107,8 @@ def run_analysis(run: "RunRecord") -> str | None:
 
 def report_several(runs: "list[RunRecord]", out: Path) -> int:
     """Write a comparison, as HTML and as Markdown."""
-    from some_moe.report.comparison import compare, make_comparison, make_series
-    from some_moe.report.figures_series import draw_losses, draw_sizes
+    from some_moe.glass.figures.series import draw_losses, draw_sizes
+    from some_moe.glass.page.comparison import compare, make_comparison, make_series
 
     compared = compare(runs)
     series = make_series(compared)
@@ -122,7 +122,7 @@ def report_several(runs: "list[RunRecord]", out: Path) -> int:
 
 def save_drawing(drawing: "Drawing", out: Path) -> "Figure":
     """Save a figure beside the page, in PAGE-figures/, and return it as a part of the page."""
-    from some_moe.report.blocks import Figure
+    from some_moe.glass.page.blocks import Figure
 
     try:
         png = drawing.save(out.with_name(f"{out.stem}-figures"))[0]
@@ -133,8 +133,8 @@ def save_drawing(drawing: "Drawing", out: Path) -> "Figure":
 
 def write_both(page: "Page", out: Path) -> int:
     """Write the page and its Markdown twin, and say where they are."""
-    from some_moe.report.markdown import render_markdown
-    from some_moe.report.render import render_page
+    from some_moe.glass.page.markdown import render_markdown
+    from some_moe.glass.page.render import render_page
 
     html = render_page(page)
     write_page(out, html)

@@ -27,21 +27,21 @@ def compare_published(arguments: list[str]) -> int:
     options = parser.parse(arguments)
     markdown, figure = _check_file(options.markdown, "--markdown"), _check_figure(options.figure)
 
-    from some_moe.report.layout import Style
-    from some_moe.report.published import compare_results, judge, read_results
-    from some_moe.report.published_tables import format_comparisons, group_comparisons
+    from some_moe.lab.published import compare_results, judge, read_results
+    from some_moe.lab.published_tables import format_comparisons, group_comparisons
+    from some_moe.layout import Style
 
     results, left_out = read_results(Path(options.results))
     comparisons = compare_results(results, options.names)
     if figure is not None:
-        from some_moe.report.figures_published import draw_losses
+        from tools.figures_published import draw_losses
 
         drawing = draw_losses(group_comparisons(comparisons))
         if drawing is None:
             raise ConfigError("no published loss was measured here, so there is nothing to draw; leave --figure out")
         _write_bytes(figure, drawing.to_bytes(figure.suffix[1:]))
     if markdown is not None:
-        from some_moe.report.results_document import write_document
+        from tools.results_document import write_document
 
         _write_bytes(markdown, write_document(comparisons, folder=markdown.parent).encode())
     if options.json:
@@ -82,7 +82,7 @@ def write_documents(arguments: list[str]) -> int:
     _check_file(options.out, "--out")
     _need_matplotlib()
 
-    from some_moe.report.results_document import AUDIT, find_outdated, make_documents
+    from tools.results_document import AUDIT, find_outdated, make_documents
 
     if out.name == AUDIT:
         raise UsageError(f"--out {options.out} is the name of the audit, which is written by hand; give another name")

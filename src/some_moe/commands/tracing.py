@@ -19,11 +19,11 @@ def trace_text(arguments: list[str]) -> int:
     options = parser.parse(arguments)
     layers = None if options.layers is None else parse_layers(options.layers)
 
-    from some_moe.analysis.traces import trace
-    from some_moe.report.layout import Style
-    from some_moe.report.render import render_trace
-    from some_moe.report.traces import format_trace
-    from some_moe.train.runs import load
+    from some_moe.glass.inspect.traces import trace
+    from some_moe.glass.page.render import render_trace
+    from some_moe.glass.page.trace_text import format_trace
+    from some_moe.layout import Style
+    from some_moe.training.runs import load
 
     found = trace(load(options.run, checkpoint=options.checkpoint), options.text, layers)
     page = None

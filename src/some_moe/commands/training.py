@@ -128,7 +128,7 @@ def train_from_arguments(arguments: list[str]) -> int:
     overrides = parse_overrides(rest, prog)
     config = resolve_config(options.preset, options.config, overrides)
 
-    from some_moe.train.recorder import RunFolder
+    from some_moe.training.recorder import RunFolder
 
     if options.dry_run:
         return dry_run(config)
@@ -155,7 +155,7 @@ def resolve_config(preset: str | None, file: str | None, overrides: dict[str, An
         raise UsageError(f"--preset {preset} and --config {file} exclude each other; give one of them")
     base = RunConfig()
     if preset:
-        from some_moe.experiments.presets import find_preset
+        from some_moe.lab.registry.presets import find_preset
 
         base = find_preset(preset)
     elif file:
@@ -164,8 +164,8 @@ def resolve_config(preset: str | None, file: str | None, overrides: dict[str, An
 
 
 def run_training(config: RunConfig, asked: Asked, folder: Any, resume_from: str | None, init_from: str | None) -> int:
-    from some_moe.train.distributed import Team
-    from some_moe.train.stopping import TrainingStoppedError
+    from some_moe.parallel.distributed import Team
+    from some_moe.training.stopping import TrainingStoppedError
 
     team = Team.from_environment()
     try:
@@ -180,11 +180,11 @@ def run_training(config: RunConfig, asked: Asked, folder: Any, resume_from: str 
 def run_in_team(
     team: Any, config: RunConfig, asked: Asked, folder: Any, resume_from: str | None, init_from: str | None
 ) -> int:
-    from some_moe.train.display import Display, choose_display
-    from some_moe.train.loop import resume, start, train
-    from some_moe.train.machine import settle_experts
-    from some_moe.train.recorder import ReadOnlyFolder, command_line
-    from some_moe.train.runs import find_checkpoint, find_run
+    from some_moe.training.display import Display, choose_display
+    from some_moe.training.loop import resume, start, train
+    from some_moe.training.machine import settle_experts
+    from some_moe.training.recorder import ReadOnlyFolder, command_line
+    from some_moe.training.runs import find_checkpoint, find_run
 
     display = choose_display() if team.leads else Display()
     place = None
@@ -218,7 +218,7 @@ def run_in_team(
 
 def refuse_other_config(folder: Any, asked: Asked) -> None:
     """A resumed run keeps its config: name what the command line would change."""
-    from some_moe.train.jobs import list_differences
+    from some_moe.lab.jobs import list_differences
 
     saved = folder.read_config()
     differing = list_differences(saved, asked.apply(saved))
@@ -248,15 +248,15 @@ def describe_start(trainer: Any) -> None:
 
 
 def report(folder: Any, result: dict[str, Any]) -> int:
-    from some_moe.report.layout import Style
-    from some_moe.report.tables import format_result
+    from some_moe.commands.tables import format_result
+    from some_moe.layout import Style
 
     return write(format_result(str(folder), result, width=terminal_width(), style=Style(on_terminal())))
 
 
 def dry_run(config: RunConfig) -> int:
-    from some_moe.train.estimate import estimate
-    from some_moe.train.machine import settle_experts
+    from some_moe.training.estimate import estimate
+    from some_moe.training.machine import settle_experts
 
     config = settle_experts(config)
     return write(config.to_yaml() + "\n" + estimate(config))
@@ -289,14 +289,14 @@ def evaluate_run(arguments: list[str]) -> int:
             f"--data {options.data!r} does not exist; give a file or a folder, or leave it out for the run's own data"
         )
 
+    from some_moe.commands.tables import format_evaluation
     from some_moe.data.batches import encode_rows
     from some_moe.data.dataset import prepare
     from some_moe.data.sources import read_path
-    from some_moe.report.layout import Style
-    from some_moe.report.tables import format_evaluation
-    from some_moe.train.evaluate import evaluate
-    from some_moe.train.machine import choose_machine
-    from some_moe.train.runs import load
+    from some_moe.layout import Style
+    from some_moe.training.evaluate import evaluate
+    from some_moe.training.machine import choose_machine
+    from some_moe.training.runs import load
 
     run = load(options.run, checkpoint=options.checkpoint)
     machine = choose_machine(run.config.train.override({"device": options.device}))
@@ -355,8 +355,8 @@ def generate_text(arguments: list[str]) -> int:
     if not is_text(options.prompt):
         raise UsageError("--prompt is not UTF-8; convert it")
 
-    from some_moe.train.runs import default_device, load
-    from some_moe.train.sampling import stream_text
+    from some_moe.training.runs import default_device, load
+    from some_moe.training.samples import stream_text
 
     run = load(options.run, checkpoint=options.checkpoint, device=default_device())
     for number in range(options.count):

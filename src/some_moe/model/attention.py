@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
-from some_moe.kernels import Linear, has_triton, multiply
-from some_moe.kernels.linear import BiasGradient, Copies
+from some_moe.experts import Linear, has_triton, multiply
+from some_moe.fast.ops.linear import BiasGradient, Copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class Attention(nn.Module):
         if x.is_cuda or self.copies is not None:
             qkv, cut = self.multiply(x)
             if geometry.rotation is not None and qkv.is_cuda and has_triton() and qkv.dtype != torch.float64:
-                from some_moe.kernels.rotary import rotate_qkv
+                from some_moe.fast.ops.rotary import rotate_qkv
 
                 return rotate_qkv(qkv, *geometry.rotation, self.num_heads, cut)
             qkv = BiasGradient.apply(qkv, *cut) if cut else qkv  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from some_moe.kernels.linear import Linear
+from some_moe.fast.ops.linear import Linear
 from some_moe.model.attention import Attention
 from some_moe.model.embedding import Embedding
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from some_moe.experts import has_triton
 from some_moe.hashing import derive_key, hash_words, to_unit24
-from some_moe.kernels import has_triton
 
 MATRICES = {"up": 0, "up_bias": 1, "down": 2, "down_bias": 3}
 _ZEROS = 16  # sparse init: where the zeros are has hash streams of its own
@@ -40,7 +40,7 @@ def fill_experts(
     num_zero = round(sparsity * 2**24)
     keys = [(derive_key(seed, layer, e, code), derive_key(seed, layer, e, code + _ZEROS)) for e in chosen]
     if out.is_cuda and has_triton():
-        from some_moe.kernels.fill_kernel import fill
+        from some_moe.fast.ops.fill_kernel import fill
 
         words = torch.tensor([[*value, *zero] for value, zero in keys], dtype=torch.int32, device=out.device)
         fill(out.view(out.shape[0], -1), words, factor, num_zero)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
 from some_moe.hashing import derive_key
-from some_moe.model.experts import LoraLibrary
 from some_moe.model.keystore import KeyState
+from some_moe.model.library import LoraLibrary
 from some_moe.model.routing import Temperature
 
 RESIDUAL_OUTPUTS = ("attention.out", "ffn.project", "library.shared")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.kernels import Linear, gelu_network
+from some_moe.experts import Linear, gelu_network
 from some_moe.model import gravity as gravity_rules
-from some_moe.model.experts import ExpertLibrary, make_library
 from some_moe.model.init import init_weights
 from some_moe.model.keystore import KeyState
+from some_moe.model.library import ExpertLibrary, make_library
 from some_moe.model.query import make_query
 from some_moe.model.record import Routing, TokenInfo
 from some_moe.model.routing import HashRouter, KeyRouter

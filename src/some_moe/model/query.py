@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
-from some_moe.kernels import Linear, gelu_network
+from some_moe.experts import Linear, gelu_network
 
 
 class LinearQuery(nn.Module):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig
+from some_moe.experts import has_triton
 from some_moe.hashing import assign_experts, derive_key
-from some_moe.kernels import has_triton
 from some_moe.model.keystore import KeyState
 from some_moe.model.record import Routing, TokenInfo, at_least_float32, summarize
 
@@ -65,7 +65,7 @@ class KeyRouter(nn.Module):
         wants_all = top_k == 1 or self.model.has_auxiliary_loss or self.state.keys.requires_grad
         fits = scored.dtype == torch.float32 and top_k <= 16
         if scored.is_cuda and not wants_all and fits and has_triton():
-            from some_moe.kernels.nearest import nearest
+            from some_moe.fast.ops.nearest import nearest
 
             address, keys = self.addresses(scored)
             if self.model.score == "dot" and self.state.query_mean is None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from some_moe.config import GravityConfig
+from some_moe.experts import has_triton
 from some_moe.hashing import derive_key, sample_order
-from some_moe.kernels import has_triton
 
 NOT_SAMPLED = torch.iinfo(torch.int64).max
 
@@ -42,7 +42,7 @@ def choose_samples(salt: Tensor, layers: Tensor, rows: Tensor, counted: Tensor, 
     size = min(gravity.num_samples, counted.numel())
     limit = lowest_uncounted(gravity)
     if counted.is_cuda and has_triton():
-        from some_moe.kernels.sampling import MOST, first_samples
+        from some_moe.fast.ops.sampling import MOST, first_samples
 
         if size <= MOST:
             place, order = first_samples(salt, layers, rows, counted, limit, size)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.kernels import Linear, has_triton, makes_bf16, multiply
+from some_moe.experts import Linear, has_triton, makes_bf16, multiply
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, plain_positions, sinusoidal_positions
 from some_moe.model.dropout import Dropout
 from some_moe.model.embedding import Embedding
-from some_moe.model.experts import ExpertLibrary
 from some_moe.model.gravity import Advance, advance_layers, step_layers
 from some_moe.model.init import init_weights
 from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
+from some_moe.model.library import ExpertLibrary
 from some_moe.model.record import Routing, TokenInfo, summarize_layers, sums_come_together
 from some_moe.model.samples import choose_samples, make_layer_words
 
@@ -51,7 +51,7 @@ def token_nats(logits: Tensor, targets: Tensor, bias: Tensor | None = None) -> T
     bias (V,): one that is part of the logits, but cut off from them for autograd; only where Triton's kernel runs.
     """
     if logits.is_cuda and has_triton() and logits.dtype in (torch.bfloat16, torch.float32):
-        from some_moe.kernels import nats
+        from some_moe.fast.ops import nats
 
         found: Tensor = nats.token_nats(logits.flatten(0, 1), targets.flatten(), bias)[0]
         return found.view(targets.shape)
@@ -63,7 +63,7 @@ def token_nats(logits: Tensor, targets: Tensor, bias: Tensor | None = None) -> T
 def norm_beside(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
     """x, to go on with, and its norm."""
     if can_fuse_norm(x):
-        from some_moe.kernels.norm import NormBeside
+        from some_moe.fast.ops.norm import NormBeside
 
         beside: tuple[Tensor, Tensor] = NormBeside.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
         return beside
@@ -76,7 +76,7 @@ def add_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor, y_bias: Tensor | None = N
     y_bias (D,): one that is part of y, but cut off from it for autograd; only where Triton's kernel runs.
     """
     if can_fuse_norm(x):
-        from some_moe.kernels.norm import AddNorm
+        from some_moe.fast.ops.norm import AddNorm
 
         found: tuple[Tensor, Tensor, Tensor] = AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, y_bias)  # type: ignore[no-untyped-call]
         return found
@@ -305,7 +305,7 @@ class SomeLM(nn.Module):
         """
         assert weights is None or not weights.requires_grad
         if makes_bf16(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            from some_moe.kernels import loss
+            from some_moe.fast.ops import loss
 
             if loss.can_run(self.model.vocab_size):
                 flat = None if weights is None else weights.flatten()

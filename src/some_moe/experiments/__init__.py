@@ -1,1 +1,0 @@
-"""Every published run, every study and every baseline, as a named run."""

@@ -1,0 +1,1 @@
+"""The CUDA side: the same parameters and state dict, another forward."""

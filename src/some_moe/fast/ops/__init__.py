@@ -1,0 +1,1 @@
+"""Triton kernels and the operations made of them."""

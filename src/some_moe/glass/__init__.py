@@ -1,0 +1,1 @@
+"""Looks inside finished runs: analysis, figures, pages."""

@@ -1,0 +1,151 @@
+"""Figures of several runs: loss against tokens, perplexity against parameters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from some_moe.glass.figures.canvas import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    Drawing,
+    make_panels,
+    shorten,
+    show_short_numbers,
+    styled,
+)
+
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#b58900", "#3aa6d0", "#8c4a2f", "#5b5f97")
+MARKERS = "osD^vPX*"
+LONGEST_LABEL = 30
+MOST_POINTS = 300  # of a training curve: more are averaged
+LEGEND_ROW = 0.2  # inches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One run as a curve. Runs of one group differ in their random seed alone, and look alike."""
+
+    group: str
+    train_tokens: Sequence[float]
+    train_loss: Sequence[float]
+    val_tokens: Sequence[float]
+    val_loss: Sequence[float]
+    trainable: int
+    total: int
+    perplexity: float | None
+
+
+@styled
+def draw_losses(series: Sequence[Series]) -> Drawing:
+    """Loss against tokens: thin lines for training, marked lines for validation."""
+    title = "Loss against tokens"
+    looks = choose_looks(series)
+    figure, (axes,) = make_panels(1, title, height=3.2 + _legend_height(len(looks) + 1))
+    for one in series:
+        colour, marker = looks[one.group]
+        axes.plot(*average_neighbours(one.train_tokens, one.train_loss), color=colour, linewidth=0.8, alpha=0.45)
+        axes.plot(one.val_tokens, one.val_loss, color=colour, marker=marker, markersize=4.5)
+    axes.set(xlabel="trained tokens", ylabel="loss (nats per token)")
+    show_short_numbers(axes)
+    axes.set_xlim(left=0)
+    _leave_out_the_start(axes, series)
+    handles = [Line2D([], [], color=c, marker=m, markersize=4.5, label=show_name(g)) for g, (c, m) in looks.items()]
+    handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.6, label="thin: training"))
+    _add_legend(figure, handles)
+    return Drawing(
+        name="losses",
+        title=title,
+        caption="Thin lines: loss of single training steps. Marked lines: loss over the validation split, real tokens "
+        "alone. Runs of one experiment with several seeds look alike. The first steps may lie above the frame.",
+        figure=figure,
+    )
+
+
+@styled
+def draw_sizes(series: Sequence[Series]) -> Drawing | None:
+    """Perplexity against parameters, trained and in all; None where no run has been scored."""
+    scored = [one for one in series if one.perplexity is not None]
+    if not scored:
+        return None
+    title = "Perplexity against parameters"
+    looks = choose_looks(scored)
+    figure, panels = make_panels(2, title, height=2.3 + _legend_height(len(looks)) / 2)
+    for axes, name, sizes in zip(
+        panels,
+        ("trained parameters", "all parameters, frozen experts included"),
+        ([one.trainable for one in scored], [one.total for one in scored]),
+        strict=True,
+    ):
+        for one, size in zip(scored, sizes, strict=True):
+            assert one.perplexity is not None
+            colour, marker = looks[one.group]
+            axes.plot([size], [one.perplexity], marker, color=colour, markersize=7, alpha=0.85)
+        axes.set(xscale="log", xlabel=f"{name} (logarithmic)", ylabel="perplexity (valid)")
+        axes.set_xlim(min(sizes) / 1.6, max(sizes) * 1.6)
+        _name_sizes(axes, sizes)
+    handles = [Line2D([], [], color=c, marker=m, linestyle="", label=show_name(g)) for g, (c, m) in looks.items()]
+    _add_legend(figure, handles)
+    return Drawing(
+        name="sizes",
+        title=title,
+        caption="Validation perplexity per real token at the last step, against the parameters that are trained and "
+        "against all that there are.",
+        figure=figure,
+    )
+
+
+def choose_looks(series: Sequence[Series]) -> dict[str, tuple[str, str]]:
+    """A colour and a marker for each group, in order of appearance."""
+    groups = dict.fromkeys(one.group for one in series)
+    return {group: (COLOURS[n % len(COLOURS)], MARKERS[n % len(MARKERS)]) for n, group in enumerate(groups)}
+
+
+def show_name(name: str) -> str:
+    """A run's name as a label: shortened, never read as mathematics, never hidden for a leading underscore."""
+    short = name if len(name) <= LONGEST_LABEL else name[: LONGEST_LABEL - 1] + "…"
+    return "\u200b" + short.replace("$", r"\$") if short.startswith("_") else short.replace("$", r"\$")
+
+
+def average_neighbours(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """At most MOST_POINTS points of a curve."""
+    xs, ys = np.asarray(x, float), np.asarray(y, float)
+    if len(xs) <= MOST_POINTS:
+        return xs, ys
+    parts = np.array_split(np.arange(len(xs)), MOST_POINTS)
+    return np.array([xs[part].mean() for part in parts]), np.array([ys[part].mean() for part in parts])
+
+
+def _leave_out_the_start(axes: Any, series: Sequence[Series]) -> None:
+    """End the loss axis a little above the first evaluations: the ends are to be compared, not the beginnings."""
+    losses = [loss for one in series for loss in one.val_loss]
+    lowest = min([*losses, *(loss for one in series for loss in one.train_loss)], default=0.0)
+    if losses and max(losses) > lowest:
+        room = max(losses) - lowest
+        axes.set_ylim(lowest - 0.08 * room, max(losses) + 0.6 * room)
+
+
+def _legend_height(entries: int) -> float:
+    return -(-entries // 2) * LEGEND_ROW
+
+
+def _add_legend(figure: Figure, handles: list[Any]) -> None:
+    """Under the panels, in two columns, where it can hide nothing."""
+    figure.legend(handles=handles, loc="outside lower left", ncols=2, handlelength=1.6, columnspacing=1.2)
+
+
+def _name_sizes(axes: Any, sizes: Sequence[int]) -> None:
+    """Ticks at the sizes themselves where they are few and apart; round ones otherwise."""
+    distinct = sorted(set(sizes))
+    if len(distinct) <= 6 and all(b / a > 1.3 for a, b in pairwise(distinct)):
+        axes.xaxis.set_major_locator(FixedLocator(distinct))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shorten(float(f"{value:.3g}"))))

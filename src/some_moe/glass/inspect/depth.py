@@ -1,0 +1,149 @@
+"""How specialisation changes with depth, and whether it follows "Lexicon → Mind's Eye → Storyteller".
+
+Shapes: S stories, L layers, E experts, C classes, R bootstrap draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from some_moe.glass.inspect.association import entropy_bits, index_selections, mutual_information
+
+DRAWS_AT_ONCE = 32
+# What the published reports claim: its name, what a family would do with depth, and which way (0 is a peak).
+CLAIMS = {
+    "identity": ("Lexicon", "fall with depth", -1),
+    "part of speech": ("Mind's Eye", "peak in the middle", 0),
+    "plot part": ("Storyteller", "rise with depth", 1),
+}
+
+
+@dataclass(frozen=True)
+class Depth:
+    """One family's normalised information by layer, with its bootstrap draws."""
+
+    family: str
+    found: np.ndarray  # (L,)
+    draws: np.ndarray  # (R, L)
+
+    def interval(self, weights: np.ndarray, level: float) -> tuple[float, float, float]:
+        """The weighted sum over layers (weights (L,)) and its basic bootstrap interval.
+
+        The basic interval turns the draws' deviations round, and so takes out the bias that repeated stories add.
+        """
+        found = float(self.found @ weights)
+        low, high = np.quantile(self.draws @ weights, (level / 2, 1 - level / 2))
+        return found, float(2 * found - high), float(2 * found - low)
+
+    def layer_interval(self, layer: int, level: float) -> tuple[float, float]:
+        return self.interval(np.eye(len(self.found))[layer], level)[1:]
+
+
+def bootstrap_depth(
+    family: str,
+    experts: np.ndarray,
+    labels: np.ndarray,
+    story: np.ndarray,
+    weights: np.ndarray,
+    null_mean: np.ndarray,
+    *,
+    num_experts: int,
+    num_classes: int,
+) -> Depth:
+    """Normalised information of experts (L, N, K) and labels (N,), and of draws of stories with replacement.
+
+    story (N,) from 0; weights (R, S) how often each draw has each story; null_mean (L,) bits are taken off, so that
+    what chance shares is not counted.
+    """
+    shape = (len(experts), num_experts, num_classes)
+    size = int(np.prod(shape))
+    places = index_selections(experts, num_experts, num_classes) + labels[:, None] + (story * size)[:, None]
+    num_stories = weights.shape[1]
+    tables = np.bincount(places.ravel(), minlength=num_stories * size).reshape(num_stories, size).astype(np.float32)
+
+    def normalize(counts: np.ndarray) -> np.ndarray:
+        table = (counts @ tables).reshape(-1, *shape)
+        entropy = np.maximum(entropy_bits(table.sum(-2)), 1e-9)
+        share: np.ndarray = (mutual_information(table) - null_mean) / entropy
+        return share
+
+    parts = [
+        normalize(weights[a : a + DRAWS_AT_ONCE].astype(np.float32)) for a in range(0, len(weights), DRAWS_AT_ONCE)
+    ]
+    return Depth(family, normalize(np.ones((1, num_stories), np.float32))[0], np.concatenate(parts))
+
+
+def slope_weights(num_layers: int) -> np.ndarray:
+    """Weights (L,) that make the least-squares slope over depth, which runs from 0 to 1."""
+    depth = np.linspace(0, 1, num_layers) - 0.5
+    weights: np.ndarray = depth / (depth @ depth)
+    return weights
+
+
+def peak_weights(num_layers: int) -> np.ndarray:
+    """Weights (L,) of the middle layer against the mean of the first and the last."""
+    weights = np.zeros(num_layers)
+    weights[num_layers // 2] = 1
+    weights[[0, -1]] -= 0.5
+    return weights
+
+
+def judge_depth(depths: Sequence[Depth], p_values: Sequence[np.ndarray], level: float) -> dict[str, Any]:
+    """Slopes of all families, and a verdict on the order that the published reports claim.
+
+    p_values: of each family's association by layer (L,), corrected. What lies below chance counts as nothing.
+    """
+    num_layers = len(depths[0].found)
+    if num_layers < 3:
+        return {"statement": "Fewer than three layers have no beginning, middle and end to compare.", "slopes": []}
+    slopes, sentences, kept = [], [], []
+    for depth, p_value in zip(depths, p_values, strict=True):
+        above = Depth(depth.family, np.maximum(depth.found, 0), np.maximum(depth.draws, 0))
+        slope, low, high = above.interval(slope_weights(num_layers), level)
+        record: dict[str, Any] = {"family": depth.family, "slope": slope, "interval": [low, high]}
+        if depth.family in CLAIMS:
+            claim = judge_claim(above, p_value, level)
+            record |= claim
+            kept.append(claim["holds"])
+            sentences.append(claim["sentence"])
+        slopes.append(record)
+    if len(kept) < len(CLAIMS):
+        opening = "The published order cannot be judged whole, for this text has no tags."
+    elif all(kept):
+        opening = "Specialisation follows the published order of Lexicon, Mind's Eye and Storyteller."
+    else:
+        opening = f"Specialisation does not follow the published order: {sum(kept)} of {len(CLAIMS)} claims hold."
+    return {"statement": " ".join([opening, *sentences]), "slopes": slopes}
+
+
+def judge_claim(depth: Depth, p_value: np.ndarray, level: float) -> dict[str, Any]:
+    """Does a family do with depth what is claimed, and is it there at all where it should be strongest?"""
+    name, claim, direction = CLAIMS[depth.family]
+    num_layers = len(depth.found)
+    weights = slope_weights(num_layers) * direction if direction else peak_weights(num_layers)
+    strongest = {-1: 0, 0: num_layers // 2, 1: num_layers - 1}[direction]
+    # The claims are judged together, so each interval is as wide as all of them need.
+    size, low, high = depth.interval(weights, level / len(CLAIMS))
+    figures = f"({size:+.3f}, interval {low:+.3f} to {high:+.3f})"
+    holds = low > 0 and bool(p_value[strongest] <= level)
+    if holds:
+        sentence = f"{name} holds: {depth.family} does {claim} {figures}."
+    elif low > 0:
+        sentence = (
+            f"{name} fails: {depth.family} seems to {claim} {figures}, but layer {strongest} tells no more of it than "
+            f"chance does (corrected p = {p_value[strongest]:.3f})."
+        )
+    elif high < 0:
+        sentence = f"{name} fails: {depth.family} does not {claim} {figures}."
+    else:
+        sentence = f"{name} is open: it cannot be said that {depth.family} would {claim} {figures}."
+    return {
+        "name": name,
+        "claim": claim,
+        "contrast": size,
+        "contrast_interval": [low, high],
+        "holds": holds,
+        "sentence": sentence,
+    }

@@ -1,0 +1,93 @@
+"""Everything that analysis found in one run: the numbers behind the figures, as one object and as analysis.json."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from some_moe.glass.inspect.collection import Collection
+from some_moe.glass.inspect.communities import count_pairs
+from some_moe.glass.inspect.layers import RULES, LayerNumbers, measure_layers, share_company, strongest_pairs
+from some_moe.glass.inspect.movement import LayerMovement, trace_movement
+from some_moe.glass.inspect.projections import KeyMap
+from some_moe.glass.inspect.runs import RunRecord
+
+FORMAT_VERSION = 1
+MOST_LISTED_EXPERTS = 64  # matrices of more would make the file unreadable; the collection still holds them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """One run, looked into. Without a collection only what the folder itself tells is there."""
+
+    run: RunRecord
+    collection: Collection | None
+    layers: Sequence[LayerNumbers]  # empty without a collection, and for dense models
+    movements: Sequence[LayerMovement]  # empty with fewer than two snapshots
+    maps: dict[str, list[KeyMap]] = field(default_factory=dict)  # by method, one a layer; added as they are made
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the collection holds key stores that can be mapped."""
+        return self.collection is not None and self.collection.keys.size > 0
+
+    @property
+    def missing(self) -> list[str]:
+        """What is not there, and what follows from it."""
+        sentences = list(self.run.missing)
+        if self.collection is not None:
+            sentences += [note for note in self.collection.meta["notes"] if note not in sentences]
+        return sentences
+
+    def to_dict(self) -> dict[str, Any]:
+        """What analysis.json holds."""
+        meta = None if self.collection is None else self.collection.meta
+        return {
+            "format_version": FORMAT_VERSION,
+            "run": self.run.name,
+            "status": self.run.status,
+            "last_step": self.run.last_step,
+            "collected": meta,
+            "rules": RULES,
+            "layers": [layer.to_dict() | self._describe_company(place) for place, layer in enumerate(self.layers)],
+            "key_maps": {
+                method: [{"points": one.points.tolist(), "note": one.note} for one in maps]
+                for method, maps in self.maps.items()
+            },
+            "movement": [movement.to_dict() for movement in self.movements],
+            "curves": self._describe_curves(),
+            "missing": self.missing,
+        }
+
+    def _describe_company(self, place: int) -> dict[str, Any]:
+        assert self.collection is not None
+        num_experts = self.collection.meta["num_experts"]
+        pairs = count_pairs(self.collection.experts[place], num_experts)
+        listed = num_experts <= MOST_LISTED_EXPERTS
+        return {
+            "strongest_pairs": strongest_pairs(pairs, len(self.collection.tokens)),
+            "co_selection": share_company(pairs).round(6).tolist() if listed else None,
+        }
+
+    def _describe_curves(self) -> dict[str, Any]:
+        train = [[line["step"], line.get("tokens"), line["train_loss"]] for line in self.run.steps]
+        valid = [[line["step"], line.get("tokens"), line["val_loss"]] for line in self.run.evaluations]
+        usage = [
+            [line["step"], *([layer[name] for layer in line["layers"]] for name in ("gini", "entropy_bits"))]
+            for line in self.run.evaluations
+            if line.get("layers")
+        ]
+        return {
+            "train_loss": {"columns": ["step", "tokens", "nats"], "rows": train},
+            "val_loss": {"columns": ["step", "tokens", "nats"], "rows": valid},
+            "usage": {"columns": ["step", "gini by layer", "entropy bits by layer"], "rows": usage},
+        }
+
+
+def look_inside(run: RunRecord, collection: Collection | None) -> Findings:
+    """Measure what can be measured; maps of the keys are added to `maps` by whoever makes them."""
+    return Findings(
+        run=run,
+        collection=collection,
+        layers=[] if collection is None else measure_layers(collection),
+        movements=trace_movement(run.snapshots),
+    )

@@ -1,0 +1,342 @@
+"""Guilds with statistics: groups of experts that serve a kind of token, each with a card and a verdict.
+
+A guild is a layer, a class of tokens, and the experts that the class chooses more often than chance allows. It is
+*supported* if it passes every test, and each test is corrected for all that a run puts to it:
+
+1. association: the layer's experts and the family's classes share more information than under shuffled labels
+   (see association.py), corrected over all layers and families (Westfall and Young);
+2. enrichment: its experts stand out at a false discovery rate of `level`, over all experts, classes and layers;
+3. random keys: its layer tells the class apart better than the same model does when random keys, equally loaded,
+   stand in for all keys (Holm, over all layers and classes);
+4. knock-out: without its experts the class is hurt more than other tokens are, and by more than random sets of
+   equally used experts do it (Holm, over all guilds that came so far).
+
+Tests 1, 3 and 4 are three ways to be wrong; each gets a third of `level`, so that the chance that a run reports
+any false guild stays below `level`. Test 2 only says which experts belong to a guild. Test 4 takes the effects of a
+few random sets as normal, which they are only nearly: by itself it is passed by chance two to four times too often.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from some_moe.config import ConfigError
+from some_moe.data.batches import Rows
+from some_moe.files import write_whole
+from some_moe.glass.inspect.association import adjust_by_holm, bootstrap_weights
+from some_moe.glass.inspect.cards import Case, count_passed, quote_words
+from some_moe.glass.inspect.collect import collect
+from some_moe.glass.inspect.collection import Collection
+from some_moe.glass.inspect.communities import LARGE_LIBRARY, count_pairs, find_communities, measure_communities
+from some_moe.glass.inspect.depth import Depth, bootstrap_depth, judge_depth
+from some_moe.glass.inspect.evidence import (
+    Association,
+    KeyComparison,
+    Measured,
+    Words,
+    compare_keys,
+    describe_family,
+    find_candidates,
+    find_words,
+    judge_association,
+    measure_family,
+    rate_enrichment,
+)
+from some_moe.glass.inspect.interventions import Probe, Replay, make_probe, random_keys, replay
+from some_moe.glass.inspect.labels import UNLABELLED, label_tokens
+from some_moe.glass.inspect.trials import try_exchanges, try_knock_out
+from some_moe.training.runs import Run, load
+
+NUM_WAYS_TO_BE_WRONG = 3  # association, random keys, knock-out
+NOTES = (
+    "Information is counted by selection: each of a token's experts counts once, whatever its gate.",
+    "Information is corrected by the mean of the shuffles, and divided by the entropy of the classes.",
+    "Part of speech and form are shuffled between words of like frequency; role and plot part must also beat "
+    "label sequences that are exchanged between stories; identity and frequency are only described.",
+    "Random keys carry a selection bias that makes the experts as evenly used as they are under the run's own keys. "
+    "They are tried on the first stories only: random_keys_nmi is to be compared with own_keys_nmi.",
+    "The communities' null keeps every expert's load, but not that a word's occurrences choose alike.",
+    "Each of the three tests (association, random keys, knock-out) must pass at a third of the level, corrected for "
+    "everything that was tested.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is computed. The defaults suit two slow cores."""
+
+    max_tokens: int = 20_000  # for association and communities
+    key_tokens: int = 2_600  # replayed under random keys
+    trial_tokens: int = 2_000  # replayed without experts
+    num_shuffles: int = 999
+    num_key_draws: int = 15
+    num_key_shuffles: int = 20  # for each draw
+    num_sets: int = 10  # random sets for each knock-out
+    num_exchanges: int = 2  # for each layer
+    num_community_shuffles: int = 49
+    num_bootstraps: int = 500
+    fewest_knock_outs: int = 2  # where fewer candidates pass the other tests, some that failed are tried too
+
+
+def analyze_guilds(
+    run_path: Path,
+    collection: Collection,
+    *,
+    level: float = 0.01,
+    seed: int = 0,
+    control: Path | None = None,
+    effort: Effort | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Find and judge the guilds of a run, and write RUN/analysis/guilds.json.
+
+    collection: what collect() saw of this run. level: the chance of any false guild. control: another run (such as
+    one whose keys never moved) that is analysed in the same way on the same text; it must have the same tokenizer.
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"level {level} is no probability; give a number between 0 and 1, such as 0.01")
+    effort = effort or Effort()
+    finest = NUM_WAYS_TO_BE_WRONG / (1 + effort.num_shuffles)
+    if level < finest:
+        raise ConfigError(
+            f"level {level} is finer than {effort.num_shuffles} shuffles can tell; give at least {finest}"
+        )
+    step = collection.meta.get("step")
+    if step is not None and not (Path(run_path) / "checkpoints" / f"step-{step}").exists():
+        raise ConfigError(f"{str(run_path)!r} went on training and no longer has step {step}; analyse it again")
+    run = _open(run_path, "best" if step is None else f"step-{step}", device)
+    other = None if control is None else _open(control, "best", device)
+    if other is not None and other.tokenizer.to_json() != run.tokenizer.to_json():
+        raise ConfigError(f"the control {str(control)!r} has another tokenizer; give a run on the same data")
+    result = Study(run, collection, level, seed, effort).report()
+    result["control"] = None
+    if other is not None and control is not None:
+        seen = collect(
+            other, rows_of(collection), split=collection.meta["split"], max_tokens=len(collection.tokens), device=device
+        )
+        result["control"] = {"run": control.resolve().name, **Study(other, seen, level, seed, effort).report()}
+    place = Path(run_path) / "analysis" / "guilds.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, json.dumps(result, indent=1, allow_nan=False))
+    return result
+
+
+def _open(path: Path, checkpoint: str, device: str) -> Run:
+    """A run whose model has experts."""
+    run = load(path, checkpoint=checkpoint, device=device)
+    if not run.model.layers:
+        raise ConfigError(f"{str(path)!r} has no SoME layer, so it has no guilds; give a run with model.ffn: some")
+    return run
+
+
+def rows_of(collection: Collection) -> Rows:
+    """The collected stories as rows of ids again."""
+    starts = np.flatnonzero(collection.position == 0)
+    ends = np.append(starts[1:], len(collection.tokens))
+    pieces = [np.append(collection.tokens[a:b], collection.targets[b - 1]) for a, b in zip(starts, ends, strict=True)]
+    return Rows(np.concatenate(pieces).astype(np.uint16), np.cumsum([0, *map(len, pieces)]))
+
+
+def whole_stories(story: np.ndarray, most: int) -> int:
+    """How many of the first tokens are whole stories and at most `most`; at least one story."""
+    ends = np.flatnonzero(np.diff(story, append=-1)) + 1
+    return int(max(ends[0], ends[ends <= most].max(initial=0)))
+
+
+class Study:
+    """One run's guilds, computed step by step in the order in which they are reported."""
+
+    def __init__(self, run: Run, collection: Collection, level: float, seed: int, effort: Effort) -> None:
+        self.run, self.level, self.effort = run, level, effort
+        self.share = level / NUM_WAYS_TO_BE_WRONG
+        self.random = np.random.default_rng(seed)
+        self.split = collection.meta["split"]
+        self.num_experts = run.config.model.num_experts
+        self.has_keys = all(layer.state is not None for layer in run.model.layers)
+        size = whole_stories(collection.story, effort.max_tokens)
+        self.tokens, self.targets = collection.tokens[:size], collection.targets[:size]
+        self.story, self.experts = collection.story[:size], collection.experts[:, :size]
+        self.families = label_tokens(
+            self.tokens, self.story, tokenizer=run.tokenizer, data=run.config.data, split=self.split
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Everything that guilds.json holds of one run."""
+        words = find_words(self.families, self.tokens, self.story, self.experts, self.num_experts)
+        measured = [
+            measure_family(words, family, num_shuffles=self.effort.num_shuffles, random=self.random)
+            for family in words.families
+        ]
+        associations = judge_association(measured)
+        draws = self.draw_random_keys() if self.has_keys else []
+        keys = self.compare_with(draws, measured) if draws else None
+        depths = self.measure_depths(words, measured)
+        probe, base = self.make_trial_probe()
+        cases = self.find_cases(measured, associations, keys)
+        self.knock_out(cases, probe, base)
+        return {
+            "level": self.level,
+            "split": self.split,
+            "num_tokens": len(self.tokens),
+            "families": [
+                describe_family(
+                    one,
+                    association,
+                    None if keys is None else keys[place],
+                    [depths[place].layer_interval(layer, self.level) for layer in range(len(self.experts))],
+                )
+                for place, (one, association) in enumerate(zip(measured, associations, strict=True))
+            ],
+            "communities": self.find_communities(draws),
+            "depth": judge_depth(depths, [found.p_adjusted for found in associations], self.level),
+            "swap": try_exchanges(
+                self.run,
+                probe,
+                base,
+                num_draws=self.effort.num_exchanges,
+                level=self.level,
+                random=self.random,
+            ),
+            "guilds": [case.describe(self.share) | self.quote(case) for case in cases],
+            "passed": count_passed(cases, self.share),
+            "notes": list(NOTES),
+        }
+
+    # --- replays ----------------------------------------------------------------------------------------------
+
+    def first(self, most: int) -> slice:
+        """The first whole stories, of at most so many tokens."""
+        return slice(0, whole_stories(self.story, most))
+
+    def probe_of(self, part: slice) -> Probe:
+        return make_probe(self.tokens[part], self.targets[part], self.story[part])
+
+    def draw_random_keys(self) -> list[np.ndarray]:
+        """Experts (L, n, K) of the first stories under R draws of random keys."""
+        part = self.first(self.effort.key_tokens)
+        probe = self.probe_of(part)
+        loads = [
+            torch.from_numpy(np.bincount(chosen.ravel(), minlength=self.num_experts) / chosen.size)
+            for chosen in self.experts[:, part]
+        ]
+        found = []
+        for _ in range(self.effort.num_key_draws):
+            with random_keys(self.run.model, loads, seed=int(self.random.integers(2**31))):
+                found.append(replay(self.run.model, probe, self.run.config).experts)
+        return found
+
+    def compare_with(self, draws: Sequence[np.ndarray], measured: Sequence[Measured]) -> list[KeyComparison]:
+        """The first stories under the run's own keys and under random ones."""
+        part = self.first(self.effort.key_tokens)
+        families = [replace(family, labels=family.labels[part]) for family in self.families]
+        words = find_words(families, self.tokens[part], self.story[part], self.experts[:, part], self.num_experts)
+        labelled = families[0].labels != UNLABELLED
+        return compare_keys(words, [experts[:, labelled] for experts in draws], measured, self.effort.num_key_shuffles)
+
+    def make_trial_probe(self) -> tuple[Probe, Replay]:
+        """The stories on which experts are taken away, and what the model does with all of them there."""
+        part = self.first(self.effort.trial_tokens)
+        probe = self.probe_of(part)
+        base = replay(self.run.model, probe, self.run.config)
+        same = np.sort(base.experts, -1) == np.sort(self.experts[:, part], -1)
+        if same.mean() < 0.9:
+            raise ConfigError(
+                f"the collection does not fit the model of {str(self.run.path)!r}: only {same.mean():.0%} of the "
+                "experts agree; make it again with `some analyze RUN`"
+            )
+        return probe, base
+
+    # --- figures ----------------------------------------------------------------------------------------------
+
+    def measure_depths(self, words: Words, measured: Sequence[Measured]) -> list[Depth]:
+        """Every family's normalised information by layer, with draws of stories."""
+        weights = bootstrap_weights(len(words.text.story_start), self.effort.num_bootstraps, self.random)
+        return [
+            bootstrap_depth(
+                one.family.name,
+                words.experts,
+                one.family.labels,
+                words.text.story,
+                weights,
+                one.null_mean,
+                num_experts=self.num_experts,
+                num_classes=len(one.family.classes),
+            )
+            for one in measured
+        ]
+
+    def find_communities(self, draws: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """Communities of every layer; none where a token has one expert only."""
+        if self.run.config.model.top_k == 1:
+            return []
+        part = self.first(self.effort.key_tokens)
+        draws = draws[:3] if self.num_experts >= LARGE_LIBRARY else draws
+        found = []
+        for layer, experts in enumerate(self.experts[:, part].astype(np.int64)):
+            one = measure_communities(
+                experts, self.num_experts, num_shuffles=self.effort.num_community_shuffles, random=self.random
+            )
+            by_chance = [find_communities(count_pairs(draw[layer], self.num_experts), 0)[1] for draw in draws]
+            found.append({"layer": layer, **one, "random_keys_modularity": by_chance})
+        return found
+
+    # --- guilds -----------------------------------------------------------------------------------------------
+
+    def find_cases(
+        self, measured: Sequence[Measured], associations: Sequence[Association], keys: Sequence[KeyComparison] | None
+    ) -> list[Case]:
+        """Every layer and class with enriched experts, and what is known of it before anything is knocked out."""
+        most_experts = self.num_experts - self.run.config.model.top_k
+        cases = []
+        for found in find_candidates(measured, rate_enrichment(measured), self.level, most_experts):
+            family, key, cell = self.families[found.family], None, (found.layer, found.label)
+            if keys is not None:
+                key = keys[found.family]
+            cases.append(
+                Case(
+                    candidate=found,
+                    family=family.name,
+                    class_name=family.classes[found.label],
+                    p_association=float(associations[found.family].p_adjusted[found.layer]),
+                    p_keys=None if key is None else float(key.p_adjusted[cell]),
+                    own_bits=None if key is None else float(key.own_class_bits[cell]),
+                    random_bits=[] if key is None else key.random_class_bits[:, *cell].tolist(),
+                )
+            )
+        return cases
+
+    def knock_out(self, cases: Sequence[Case], probe: Probe, base: Replay) -> None:
+        """Knock out every case that still stands, and a few others to be seen."""
+        standing = [case for case in cases if case.failure_before_knock_out(self.share) is None]
+        fallen = [case for case in cases if case not in standing] if self.has_keys else []
+        for case in (*standing, *fallen[: max(0, self.effort.fewest_knock_outs - len(standing))]):
+            labels = self.families[case.candidate.family].labels[: probe.num_tokens]
+            inside = labels == case.candidate.label
+            case.knockout = try_knock_out(
+                self.run,
+                probe,
+                base,
+                case.candidate.layer,
+                case.candidate.experts,
+                inside,
+                (labels != UNLABELLED) & ~inside,
+                num_sets=self.effort.num_sets,
+                level=self.level,
+                random=self.random,
+            )
+        for group in (standing, fallen):
+            tried = [case.knockout for case in group if case.knockout is not None]
+            adjusted = adjust_by_holm(np.array([knockout["p_value"] for knockout in tried]))
+            for knockout, p_value in zip(tried, adjusted, strict=True):
+                knockout["p_adjusted"] = float(p_value)
+
+    def quote(self, case: Case) -> dict[str, Any]:
+        """Favourite words of a guild: tokens of its class that chose one of its experts."""
+        served = np.isin(self.experts[case.candidate.layer], case.candidate.experts).any(-1)
+        inside = self.families[case.candidate.family].labels == case.candidate.label
+        return quote_words(np.flatnonzero(served & inside), self.tokens, self.story, self.run.tokenizer)

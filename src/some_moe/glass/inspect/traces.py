@@ -1,0 +1,188 @@
+"""The path of every token of a text through the layers: which experts ran for it, and with what weight.
+
+Shapes: L traced layers, T positions (bos and the text), K experts a token, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from some_moe.config import ConfigError
+from some_moe.data.tokenizer import BOS, SPECIAL_TOKENS, Tokenizer
+from some_moe.glass.inspect.collection import Collection
+
+if TYPE_CHECKING:  # torch is needed to run a model, and not to show what one did
+    from some_moe.training.runs import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedToken:
+    """One position: what stood there, who worked on it, and how well the next token was foreseen."""
+
+    text: str
+    experts: tuple[tuple[int, ...], ...]  # for each traced layer, strongest gate first
+    gates: tuple[tuple[float, ...], ...]
+    next_probability: float | None  # what the model gave to the token that follows; None where none does
+    next_nats: float | None  # minus its logarithm: the loss at this position
+    guess: str | None  # the likeliest next token; None where only what happened was recorded
+    guess_probability: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A text as one model saw it."""
+
+    run: str  # name of the run
+    step: int  # of the checkpoint
+    layers: tuple[int, ...]  # the traced SoME layers, in order of depth
+    num_experts: int
+    top_k: int
+    router: str
+    tokens: tuple[TracedToken, ...]
+
+    @property
+    def loss(self) -> float | None:
+        """Mean nats over the tokens that follow another; None where no token does."""
+        nats = [token.next_nats for token in self.tokens if token.next_nats is not None]
+        return sum(nats) / len(nats) if nats else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self) | {"loss": self.loss}
+
+
+def trace(run: "Run", text: str, layers: Sequence[int] | None = None) -> Trace:
+    """Let a loaded run read `text` once, and record its experts in these SoME layers (default: all).
+
+    The keys stay still. A text that is empty or longer than the run's rows is refused.
+    """
+    import torch
+
+    ids = encode_text(run, text)
+    chosen = choose_layers(run, layers)
+    model, device = run.model, run.model.head.weight.device
+    with torch.no_grad():
+        output = model(torch.tensor([ids], device=device), sums=False)
+    log_share = output.logits[0].double().log_softmax(-1)  # (T, V)
+    # The model may have more ids than the tokenizer knows; a guess must be one that can be shown.
+    guesses = log_share[:, : run.tokenizer.vocab_size].max(-1)
+    nats = [-float(log_share[place, target]) for place, target in enumerate(ids[1:])]
+    experts, gates = [], []
+    for layer in chosen:
+        routing = output.routings[layer]
+        assert routing.experts is not None
+        assert routing.gates is not None
+        experts.append(routing.experts[0].cpu().numpy())
+        gates.append(routing.gates[0].float().cpu().numpy())
+    paths, weights = sort_by_gate(np.stack(experts), np.stack(gates))
+    names = name_tokens(ids, run.tokenizer)
+    guess_names = name_tokens(guesses.indices.tolist(), run.tokenizer)
+    tokens = [
+        TracedToken(
+            text=names[place],
+            experts=_as_paths(paths[:, place]),
+            gates=_as_weights(weights[:, place]),
+            next_probability=math.exp(-nats[place]) if place < len(nats) else None,
+            next_nats=nats[place] if place < len(nats) else None,
+            guess=guess_names[place],
+            guess_probability=math.exp(float(guesses.values[place])),
+        )
+        for place in range(len(ids))
+    ]
+    return Trace(
+        run=run.config.name,
+        step=run.step,
+        layers=chosen,
+        num_experts=run.config.model.num_experts,
+        top_k=run.config.model.top_k,
+        router=run.config.model.router,
+        tokens=tuple(tokens),
+    )
+
+
+def trace_collected(collection: Collection, tokenizer: Tokenizer, *, story: int = 0, num_tokens: int = 120) -> Trace:
+    """The first tokens of a story that was analysed before: the same record, without running the model again.
+
+    What the model would have guessed was not kept, so the guesses are None.
+    """
+    places = np.flatnonzero(collection.story == story)[:num_tokens]
+    names = name_tokens(collection.tokens[places].tolist(), tokenizer)
+    nats = collection.loss[places].astype(float).tolist()
+    tokens = [
+        TracedToken(
+            text=name,
+            experts=_as_paths(collection.experts[:, place]),
+            gates=_as_weights(collection.gates[:, place]),
+            next_probability=math.exp(-loss),
+            next_nats=loss,
+            guess=None,
+            guess_probability=None,
+        )
+        for name, place, loss in zip(names, places, nats, strict=True)
+    ]
+    return Trace(
+        run=collection.meta["run"],
+        step=collection.meta["step"],
+        layers=tuple(collection.meta["depths"]),
+        num_experts=collection.meta["num_experts"],
+        top_k=collection.meta["top_k"],
+        router=collection.meta["router"],
+        tokens=tuple(tokens),
+    )
+
+
+def encode_text(run: "Run", text: str) -> list[int]:
+    """bos and the ids of the text; one that is empty, broken or too long is refused."""
+    if not text.strip():
+        raise ConfigError(f"the text {text!r} is empty; give at least one word to trace")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError(f"the text {text!r} is not valid UTF-8; give it in UTF-8") from None
+    ids = [BOS, *run.tokenizer.encode(text)]
+    seq_len = run.config.data.seq_len
+    if len(ids) > seq_len:
+        raise ConfigError(
+            f"the text has {len(ids) - 1} tokens, but this run read at most {seq_len - 1} (data.seq_len {seq_len}); "
+            "give a shorter text"
+        )
+    return ids
+
+
+def choose_layers(run: "Run", layers: Sequence[int] | None) -> tuple[int, ...]:
+    """The layers asked for, in order of depth; all of them by default."""
+    model = run.config.model
+    if model.ffn != "some":
+        raise ConfigError(
+            f"{str(run.path)!r} has no experts to trace (model.ffn is {model.ffn}); trace a run with model.ffn some"
+        )
+    if layers is None:
+        return tuple(range(model.num_layers))
+    for layer in layers:
+        if not 0 <= layer < model.num_layers:
+            raise ConfigError(f"layer {layer} is not in {str(run.path)!r}; its layers are 0 to {model.num_layers - 1}")
+    if not layers:
+        raise ConfigError("no layer is given; name at least one, such as 0")
+    return tuple(sorted(set(layers)))
+
+
+def sort_by_gate(experts: np.ndarray, gates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Put the strongest expert of each token first: experts and gates (L, T, K) → the same, sorted."""
+    order = np.argsort(-gates, axis=-1, kind="stable")
+    return np.take_along_axis(experts, order, -1), np.take_along_axis(gates, order, -1)
+
+
+def name_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """How each id is shown: its text, or the name of a special token. Half a character is shown as �."""
+    return [SPECIAL_TOKENS[i] if i < len(SPECIAL_TOKENS) else tokenizer.decode([i]) for i in ids]
+
+
+def _as_paths(experts: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(int, layer)) for layer in experts)
+
+
+def _as_weights(gates: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(round(float(gate), 4) for gate in layer) for layer in gates)

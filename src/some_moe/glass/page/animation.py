@@ -1,0 +1,71 @@
+"""The keys' movement as one HTML page with everything inside: it makes no request and runs no script but its own."""
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from some_moe.glass.inspect.movement import LayerMovement
+
+MOST_POINTS = 150_000  # of all layers and snapshots together: a page of a few megabytes
+
+
+def render_movement(run_name: str, movements: Sequence[LayerMovement], colours: Mapping[int, Sequence[str]]) -> str:
+    """The page. movements: at least one layer's; colours: of the experts, by layer."""
+    frames = _choose_frames(movements)
+    steps = movements[0].steps[frames]
+    data = {
+        "steps": steps.tolist(),
+        "layers": [_describe_layer(movement, frames, colours[movement.layer]) for movement in movements],
+    }
+    script = _read("movement.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_read("movement.html")).substitute(
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:",
+        run=html.escape(run_name),
+        first_step=f"{steps[0]:,}",
+        last_step=f"{steps[-1]:,}",
+        style=_read("movement.css"),
+        # No "</script>" within the data can end its element.
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        script=script,
+    )
+
+
+def _choose_frames(movements: Sequence[LayerMovement]) -> np.ndarray:
+    """The snapshots to show: all, or evenly chosen ones where there would be too many points."""
+    num_frames = len(movements[0].steps)
+    points_a_frame = sum(movement.paths.shape[1] for movement in movements)
+    most = max(2, MOST_POINTS // points_a_frame)
+    return np.unique(np.linspace(0, num_frames - 1, min(num_frames, most)).round().astype(int))
+
+
+def _describe_layer(movement: LayerMovement, frames: np.ndarray, hues: Sequence[str]) -> dict[str, Any]:
+    """One layer for the page's script. A path's coordinates are whole numbers within width × height."""
+    paths = movement.paths[frames]
+    low = paths.min((0, 1))
+    span = np.ptp(paths.reshape(-1, 2), axis=0)
+    unit = max(float(span.max()), 1e-9) / 1000
+    first, second = 100 * movement.variance
+    return {
+        "layer": movement.layer,
+        "hues": list(hues),
+        "paths": ((paths - low) / unit).round().astype(int).reshape(len(frames), -1).tolist(),
+        "width": max(1, round(float(span[0]) / unit)),
+        "height": max(1, round(float(span[1]) / unit)),
+        "usage": movement.usage[frames].astype(float).round(3).tolist(),
+        "distance": movement.distance[frames].round(3).tolist(),
+        "still": not movement.distance.any(),
+        "xLabel": f"axis 1 ({first:.0f} % of variance)",
+        "yLabel": f"axis 2 ({second:.0f} %)",
+    }
+
+
+def _read(name: str) -> str:
+    return files("some_moe.glass.page").joinpath("templates", name).read_text(encoding="utf-8")

@@ -1,0 +1,137 @@
+"""Pages as Markdown: the same parts as the HTML, for a repository, a pull request or a notebook."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from some_moe.glass.page.blocks import (
+    Block,
+    Card,
+    Cards,
+    Code,
+    Facts,
+    Figure,
+    Fold,
+    Frame,
+    Gallery,
+    Notice,
+    Numbers,
+    Page,
+    Story,
+    Table,
+    Text,
+    TraceView,
+)
+from some_moe.glass.page.trace_text import show_token
+from some_moe.layout import Column
+
+TRACED_TOKENS = 25
+
+
+def render_markdown(page: Page, folder: Path) -> str:
+    """The page as Markdown for a file in `folder`, from which the paths of its figures count."""
+    parts = [f"# {plain(page.title)}", plain(page.kicker), sentence(page.summary)]
+    for section in page.sections:
+        parts.append(f"## {plain(section.title)}")
+        for block in section.blocks:
+            parts += _write(block, folder)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plain(text: str) -> str:
+    """Text that stays text: no character of it starts markup or HTML."""
+    text = re.sub(r"\s+", " ", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")).strip()
+    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)
+
+
+def sentence(text: str) -> str:
+    """A sentence whose code stays between backticks."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:  # a backtick without its twin is only a character
+        return plain(text)
+    return "".join(f"`{piece}`" if number % 2 else _keep_ends(piece) for number, piece in enumerate(pieces))
+
+
+def _keep_ends(text: str) -> str:
+    """`plain`, with the spaces next to code kept."""
+    return (" " if text[:1] == " " else "") + plain(text) + (" " if text[-1:] == " " and text.strip() else "")
+
+
+def _write(block: Block, folder: Path) -> list[str]:
+    if isinstance(block, Text):
+        return [sentence(block.text)]
+    if isinstance(block, Notice):
+        return ["> " + sentence(block.text)]
+    if isinstance(block, Numbers):
+        columns = (Column("figure"), Column("value", numeric=True), Column("note"))
+        return _write_table(Table(columns, [(n.label, n.value, n.note) for n in block.items]))
+    if isinstance(block, Table):
+        return _write_table(block)
+    if isinstance(block, Facts):
+        title = [f"### {plain(block.title)}"] if block.title else []
+        return [*title, "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in block.pairs)]
+    if isinstance(block, Figure):
+        return [f"![{plain(block.alt)}]({_link(block.file, folder)})", sentence(block.caption)]
+    if isinstance(block, Gallery):
+        return [part for figure in block.figures for part in _write(figure, folder)]
+    if isinstance(block, Frame):
+        return [f"[{plain(block.title)}]({_link(block.file, folder)})"]
+    if isinstance(block, Story):
+        quoted = "\n".join(f"> {plain(line)}" for line in block.text.splitlines() or [""])
+        return [quoted, f"— {plain(block.note)}" if block.note else ""]
+    if isinstance(block, Code):
+        fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", block.text)), default=0))
+        return [f"{fence}\n{block.text.rstrip()}\n{fence}"]
+    if isinstance(block, TraceView):
+        return _write_trace(block)
+    if isinstance(block, Cards):
+        return [part for card in block.items for part in _write_card(card)]
+    assert isinstance(block, Fold)
+    return [f"### {plain(block.summary)}", *(part for inner in block.blocks for part in _write(inner, folder))]
+
+
+def _link(file: Path, folder: Path) -> str:
+    """The way from a folder to a file, as a link that no character of it can end."""
+    return quote(os.path.relpath(file, folder).replace(os.sep, "/"))
+
+
+def _write_table(table: Table) -> list[str]:
+    return [sentence(table.caption), write_rows(table.columns, table.rows)]
+
+
+def write_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, name: Callable[[str], str] = plain) -> str:
+    """A table's header, rule and rows. name: how the first cell of a row is written."""
+    lines = [[plain(column.header) for column in columns]]
+    lines.append(["---:" if column.numeric else "---" for column in columns])
+    lines += [[name(row[0]), *map(plain, row[1:])] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _write_trace(block: TraceView) -> list[str]:
+    trace = block.trace
+    columns = [Column("token"), Column("next foreseen", numeric=True)]
+    columns += [Column(f"layer {layer}: expert and gate weight") for layer in trace.layers]
+    rows = []
+    for token in trace.tokens[:TRACED_TOKENS]:
+        foreseen = "–" if token.next_probability is None else f"{token.next_probability:.0%}"
+        cells = [
+            ", ".join(f"{expert} ({gate:.2f})" for expert, gate in zip(experts, gates, strict=True))
+            for experts, gates in zip(token.experts, token.gates, strict=True)
+        ]
+        rows.append([show_token(token.text), foreseen, *cells])
+    shown = min(TRACED_TOKENS, len(trace.tokens))
+    return _write_table(Table(columns, rows, f"The first {shown} of {len(trace.tokens)} tokens."))
+
+
+def _write_card(card: Card) -> list[str]:
+    experts = ", ".join(map(str, card.experts))
+    parts = [f"### {plain(card.title)}: {plain(card.verdict)}", f"{plain(card.subtitle)}; experts {experts}."]
+    parts.append(sentence(card.reason))
+    parts += _write_table(card.evidence)
+    if card.words:
+        parts.append("Words: " + ", ".join(f"{plain(text)} ({count})" for text, count in card.words))
+    if card.excerpts:
+        parts.append("\n".join(f"- {plain(e.before)} **{plain(e.word)}** {plain(e.after)}" for e in card.excerpts))
+    return parts

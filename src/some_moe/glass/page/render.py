@@ -1,0 +1,128 @@
+"""Pages as HTML: one file each, with everything inside, that makes no request and runs no script but its own."""
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from some_moe.glass.inspect.traces import Trace
+from some_moe.glass.page.blocks import Frame, Page, Section, TraceView
+from some_moe.glass.page.trace_text import expert_hue
+
+MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
+
+
+def render_page(page: Page) -> str:
+    """The page as one HTML file."""
+    blocks = [block for section in page.sections for block in section.blocks]
+    scripts = [_read_template("trace.js")] if any(isinstance(block, TraceView) for block in blocks) else []
+    hashes = [hash_script(script) for script in scripts]
+    for block in blocks:
+        if isinstance(block, Frame):  # a page within a page runs only what both allow
+            hashes += re.findall(r"'(sha256-[A-Za-z0-9+/=]+)'", read_text(block.file))
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            page=page,
+            style=Markup(_read_template("page.css")),
+            scripts=[Markup(script) for script in scripts],
+            policy=security_policy(hashes),
+        )
+    )
+
+
+def render_trace(trace: Trace) -> str:
+    """A page with one trace."""
+    loss = "" if trace.loss is None else f" Its mean loss is {trace.loss:.3f} nats per token."
+    return render_page(
+        Page(
+            title="The path of every token",
+            kicker=f"Trace · {trace.run}, step {trace.step:,}",
+            summary=f"{len(trace.tokens)} tokens, each with the {trace.top_k} of {trace.num_experts} experts that "
+            f"ran for it in {_count(len(trace.layers), 'layer')}.{loss}",
+            sections=[Section("Trace", [TraceView(trace)])],
+        )
+    )
+
+
+def trace_data(trace: Trace) -> dict[str, Any]:
+    """What the page's script needs of a trace, as short as it can be."""
+    return {
+        "layers": list(trace.layers),
+        "hues": [expert_hue(expert) for expert in range(trace.num_experts)],
+        "tokens": [
+            {
+                "text": token.text,
+                "experts": token.experts,
+                "gates": token.gates,
+                "nats": None if token.next_nats is None else round(token.next_nats, 4),
+                "share": None if token.next_probability is None else round(token.next_probability, 6),
+                "guess": token.guess,
+                "guessShare": None if token.guess_probability is None else round(token.guess_probability, 6),
+            }
+            for token in trace.tokens
+        ],
+    }
+
+
+def hash_script(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def security_policy(hashes: list[str]) -> str:
+    """No request to anywhere, and no script but the page's own, which are known by their hashes."""
+    allowed = " ".join(f"'{digest}'" for digest in hashes) or "'none'"
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}"
+
+
+def read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def embed_image(path: Path) -> str:
+    """The file as a data URI."""
+    return f"data:{MEDIA_TYPES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def mark_code(text: str) -> Markup:
+    """Escape a sentence, and set what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def to_json(value: Any) -> Markup:
+    """JSON that can stand inside a script element, whatever its strings hold."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("some_moe.glass.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "code": mark_code, "json": to_json, "image": embed_image, "hue": expert_hue, "trace_data": trace_data,
+        "contents": read_text,
+    }  # fmt: skip
+    return environment
+
+
+def _read_template(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Runs experiments: registry, queue, comparison, benchmarks."""

@@ -1,0 +1,363 @@
+"""One layer's experts, every variant in the same run: right first, then timed in turns.
+
+`bench_layer` yields one plain record a case (shape × tokens × routing), ready for JSON, as soon as it is measured.
+"""
+
+import gc
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from some_moe.config import ConfigError
+from some_moe.experts import ExpertWeights
+from some_moe.experts.grouped import ALIGNMENT, round_up
+from some_moe.lab.bench.checks import Judge
+from some_moe.lab.bench.peers import Mix, UnavailableError
+from some_moe.lab.bench.problem import SKEWED_GINI, Problem, make_problem, make_weights, reachable_gini, trained_tensors
+from some_moe.lab.bench.recording import UnrecordableError, record
+from some_moe.lab.bench.shapes import Chip, LayerShape, find_chip, layer_bytes, layer_flops
+from some_moe.lab.bench.timing import Clock, Task, Timing, time_in_turns
+from some_moe.lab.bench.variants import Variant
+from some_moe.metrics.usage import count_selections, summarize_usage
+from some_moe.training.recorder import describe_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSettings:
+    """What one layer benchmark covers."""
+
+    shapes: Sequence[LayerShape]
+    tokens: Sequence[int]
+    routings: Sequence[str] = ("balanced", "skewed")
+    which: str = "both"  # the pass: forward, backward, or both in one
+    trainability: str = "frozen"
+    lora_rank: int = 8
+    launch: str = "eager"  # eager: from Python; recorded: replayed, on a GPU, where that is possible; or both
+    seconds: float = 1.0  # of timing for each variant, launch and case
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for tokens in self.tokens:
+            if tokens % self.load_multiple:
+                raise ConfigError(
+                    f"--tokens {tokens} with --trainability {self.trainability} is not a multiple of "
+                    f"{self.load_multiple}, which the peers' weight gradients need; use {round_up(tokens)}"
+                )
+
+    @property
+    def load_multiple(self) -> int:
+        """What every expert's load is a multiple of: the peers can train no others on a GPU."""
+        return 1 if self.trainability == "frozen" else ALIGNMENT
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """bf16 is what a GPU is fast in; fp32 is what a CPU is fast in."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def bench_layer(settings: LayerSettings, variants: Sequence[Variant], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Measure every case; a shape that does not fit the memory is a record that says so."""
+    clock = Clock(device)
+    for shape in settings.shapes:
+        try:
+            weights = make_weights(
+                shape, device, compute_dtype(device), settings.trainability, lora_rank=settings.lora_rank
+            )
+        except RuntimeError as error:
+            reason = _describe_memory_error(error)
+            for tokens in settings.tokens:
+                for routing in settings.routings:
+                    yield describe_case(shape, tokens, routing, settings) | {"failure": reason, "rows": []}
+            continue
+        for tokens in settings.tokens:
+            # Compiled code is of one shape: forget the last one's, and compile anew for all routings of this one.
+            torch.compiler.reset()
+            contenders = [Contender(variant, weights, shape.top_k) for variant in variants]
+            for routing in settings.routings:
+                yield run_case(shape, tokens, routing, settings, weights, contenders, clock)
+            del contenders
+            _free_memory()
+        del weights
+        _free_memory()
+
+
+def describe_case(shape: LayerShape, tokens: int, routing: str, settings: LayerSettings) -> dict[str, Any]:
+    return {
+        "shape": shape.to_dict(),
+        "tokens": tokens,
+        "routing": routing,
+        "pass": settings.which,
+        "trainability": settings.trainability,
+        "launch": settings.launch,
+        "load_multiple": settings.load_multiple,
+        "flops": layer_flops(shape, tokens, settings.which, settings.trainability, settings.lora_rank),
+    }
+
+
+class Contender:
+    """A variant in one case after another, until it fails."""
+
+    def __init__(self, variant: Variant, weights: ExpertWeights, top_k: int) -> None:
+        self.variant, self.weights = variant, weights
+        self.mix: Mix | None = None
+        self.compile_seconds: float | None = None
+        self.status, self.reason = "ok", ""
+        try:
+            with quiet_compiler():
+                self.mix = variant.build(weights, top_k)
+        except UnavailableError as error:
+            self.fail("unavailable", str(error))
+
+    def fail(self, status: str, reason: str) -> None:
+        self.status, self.reason = status, reason
+
+    def trained(self) -> dict[str, Tensor]:
+        """What gets a gradient besides x and the gates."""
+        if self.variant.same_function:
+            return trained_tensors(self.weights)
+        assert isinstance(self.mix, nn.Module)
+        return {name: p for name, p in self.mix.named_parameters() if p.requires_grad}
+
+    def run(self, problem: Problem, which: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output, and the gradients by name (none for the forward pass alone)."""
+        assert self.mix is not None
+        if which == "forward":
+            with torch.no_grad():
+                return self.mix(problem.x, problem.experts, problem.gates), {}
+        return self.backward(self.mix(problem.x, problem.experts, problem.gates), problem)
+
+    def backward(self, y: Tensor, problem: Problem) -> tuple[Tensor, dict[str, Tensor]]:
+        wanted = {"x": problem.x, "gates": problem.gates, **self.trained()}
+        if not self.variant.same_function:
+            del wanted["gates"]  # a dense network has none
+        grads = torch.autograd.grad(y, list(wanted.values()), problem.grad_y)
+        return y.detach(), dict(zip(wanted, grads, strict=True))
+
+    def task(self, problem: Problem, which: str) -> Task:
+        """What is timed: the whole pass, or the backward alone of a forward made just before. It returns as `run`."""
+        if which != "backward":
+            return Task(lambda: self.run(problem, which))
+        outputs: list[Tensor] = []
+
+        def forward() -> None:
+            assert self.mix is not None
+            outputs.append(self.mix(problem.x, problem.experts, problem.gates))
+
+        # Taken out, so that no autograd graph outlives its call: recordings would stumble over it.
+        return Task(lambda: self.backward(outputs.pop(), problem), before=forward)
+
+
+def run_case(
+    shape: LayerShape,
+    tokens: int,
+    routing: str,
+    settings: LayerSettings,
+    weights: ExpertWeights,
+    contenders: Sequence[Contender],
+    clock: Clock,
+) -> dict[str, Any]:
+    """Check and time every contender on one problem."""
+    case = describe_case(shape, tokens, routing, settings)
+    dtype = compute_dtype(clock.device)
+    try:
+        problem = make_problem(shape, tokens, routing, clock.device, dtype, settings.seed, settings.load_multiple)
+        judge = Judge(problem, weights, with_gradients=settings.which != "forward")
+    except RuntimeError as error:
+        return case | {"failure": _describe_memory_error(error), "rows": []}
+    usage = summarize_usage(count_selections(problem.experts, shape.num_experts))
+    target = 0.0 if routing == "balanced" else reachable_gini(shape.num_experts, shape.top_k, SKEWED_GINI)
+    rows: dict[str, dict[str, Any]] = {}
+    tasks: dict[tuple[str, str], Task] = {}
+    for contender in contenders:
+        name = contender.variant.name
+        row = rows[name] = prepare(contender, problem, judge, settings.which, clock)
+        if row["status"] == "ok":
+            task = contender.task(problem, settings.which)
+            replays = None if settings.launch == "eager" else record_variant(row, task, judge, clock)
+            if replays is not None:
+                tasks[name, "recorded"] = replays
+            if replays is None or settings.launch == "both":
+                tasks[name, "eager"] = task
+    chip = find_chip(describe_device(clock.device))
+    timings = _time(clock, tasks, settings.seconds, rows)
+    for name, row in rows.items():
+        row |= describe_times(timings.get((name, "recorded")), timings.get((name, "eager")), case["flops"], chip)
+    compare_with_peers(list(rows.values()))
+    num_bytes = layer_bytes(
+        shape, tokens, settings.which, settings.trainability, int(usage["experts_used"]), dtype.itemsize
+    )
+    return case | {
+        "dtype": str(dtype).removeprefix("torch."),
+        "usage": {**usage, "target_gini": target},
+        "bytes": num_bytes,
+        "roofline": roofline(case["flops"], num_bytes, chip),
+        "failure": None,
+        "rows": list(rows.values()),
+    }
+
+
+def prepare(contender: Contender, problem: Problem, judge: Judge, which: str, clock: Clock) -> dict[str, Any]:
+    """Run a contender once, compiling if it must; measure its memory and its errors."""
+    variant = contender.variant
+    row: dict[str, Any] = {
+        "name": variant.name,
+        "is_ours": variant.is_ours,
+        "same_function": variant.same_function,
+        "compiled": variant.compiled,
+        "compile_seconds": None,
+        "recorded": False,
+        "not_recorded": "",
+        "errors": {},
+        "peak_bytes": None,
+    }
+    if contender.mix is not None and contender.status == "ok":
+        try:
+            if variant.compiled and contender.compile_seconds is None:
+                with quiet_compiler():
+                    seconds = clock.seconds(Task(lambda: contender.run(problem, which)))
+                row["compile_seconds"] = contender.compile_seconds = seconds
+            row["peak_bytes"], (y, grads) = measure_memory(clock, contender, problem, which)
+            if variant.same_function:
+                row["errors"] = judge.errors(y, grads)
+                if complaint := judge.complain(row["errors"]):
+                    # Wrong here need not mean wrong on the next routing, so only this row is marked.
+                    return row | {"status": "wrong", "reason": complaint}
+        except Exception as error:  # a peer may fail in any way; the others are measured all the same
+            contender.fail(*_describe_failure(error))
+            _free_memory()
+    return row | {"status": contender.status, "reason": contender.reason}
+
+
+def record_variant(row: dict[str, Any], task: Task, judge: Judge, clock: Clock) -> Task | None:
+    """The replays of a task, checked like the call itself; or None, and the row says why."""
+    try:
+        replays, (y, grads) = record(task, clock.device)
+    except UnrecordableError as error:
+        row["not_recorded"] = str(error)
+        return None
+    if replays.before is not None:
+        replays.before()
+    replays.timed()
+    clock.synchronize()
+    if row["same_function"] and (complaint := judge.complain(judge.errors(y, grads))):
+        row["not_recorded"] = f"its replay is wrong: {complaint}"
+        return None
+    row["recorded"] = True
+    return replays
+
+
+@contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Keep the compiler's pages of complaint off the screen: what fails has a row that says so."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def measure_memory(
+    clock: Clock, contender: Contender, problem: Problem, which: str
+) -> tuple[int | None, tuple[Tensor, dict[str, Tensor]]]:
+    """Bytes that one call allocates at its peak, weights and input apart, and what it returned. A GPU alone counts."""
+    if not clock.on_gpu:
+        return None, contender.run(problem, which)
+    clock.synchronize()
+    torch.cuda.reset_peak_memory_stats(clock.device)
+    before = torch.cuda.memory_allocated(clock.device)
+    result = contender.run(problem, which)
+    clock.synchronize()
+    return torch.cuda.max_memory_allocated(clock.device) - before, result
+
+
+def _time(
+    clock: Clock, tasks: Mapping[tuple[str, str], Task], seconds: float, rows: Mapping[str, dict[str, Any]]
+) -> dict[tuple[str, str], Timing]:
+    """Time all tasks; should the memory end meanwhile, the rows say so instead of the run dying."""
+    try:
+        return time_in_turns(clock, tasks, seconds)
+    except RuntimeError as error:
+        for name, _ in tasks:
+            rows[name]["status"], rows[name]["reason"] = _describe_failure(error)
+        return {}
+
+
+def describe_times(recorded: Timing | None, eager: Timing | None, flops: int, chip: Chip | None) -> dict[str, Any]:
+    """A row's times: `ms` and its quartiles are the recording's where there is one, and else the eager call's."""
+    first = recorded or eager
+    if first is None:
+        return {}
+    return {
+        **asdict(first),
+        "ms_recorded": None if recorded is None else recorded.ms,
+        "ms_eager": None if eager is None else eager.ms,
+        **rate(flops, first.ms, chip),
+    }
+
+
+def rate(flops: int, ms: float, chip: Chip | None) -> dict[str, float | None]:
+    per_second = flops / (ms / 1e3)
+    return {"tflops": per_second / 1e12, "share_of_peak": None if chip is None else per_second / chip.flops}
+
+
+def roofline(flops: int, num_bytes: int, chip: Chip | None) -> dict[str, float] | None:
+    """The least time a chip could need: for its arithmetic, for its memory, and the larger of the two."""
+    if chip is None:
+        return None
+    flops_ms, bytes_ms = 1e3 * flops / chip.flops, 1e3 * num_bytes / chip.bandwidth
+    return {"flops_ms": flops_ms, "bytes_ms": bytes_ms, "ms": max(flops_ms, bytes_ms)}
+
+
+def compare_with_peers(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to each timed row how many times as fast as the fastest peer it is, of calls launched in the same way.
+
+    The first comparison is of recordings, and where there are none, of eager calls.
+    """
+    timed = [row for row in rows if "ms" in row]
+    first = "ms_recorded" if any(row["ms_recorded"] for row in timed) else "ms_eager"
+    for speed, ms in (("speed_to_fastest_peer", first), ("eager_speed_to_fastest_peer", "ms_eager")):
+        peers = [row[ms] for row in timed if row[ms] and row["same_function"] and not row["is_ours"]]
+        for row in timed:
+            row[speed] = min(peers) / row[ms] if peers and row[ms] else None
+
+
+def _describe_failure(error: Exception) -> tuple[str, str]:
+    # A compiler wraps the error that matters into one of its own.
+    wrapped = re.search(r"got \w+\([\"'](.+?)[\"']\)", str(error))
+    text = wrapped[1] if wrapped else (str(error).strip().splitlines() or [""])[0]
+    text = text[:160]
+    if _is_out_of_memory(error):
+        return "out of memory", text
+    return "failed", f"{type(error).__name__}: {text}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _describe_memory_error(error: RuntimeError) -> str:
+    """The first line of an out-of-memory error; any other error is a fault of ours."""
+    if not _is_out_of_memory(error):
+        raise error
+    _free_memory()
+    return f"out of memory: {str(error).strip().splitlines()[0][:160]}"
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,232 @@
+"""A whole training step on full rows of random tokens: forward, backward, clip, optimizer, gravity."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import count, pairwise
+from typing import Any
+
+import torch
+
+from some_moe.config import ConfigError, RunConfig
+from some_moe.config.parameters import count_parameters
+from some_moe.data.batches import Batch
+from some_moe.lab.bench.problem import SKEWED_GINI, log_popularity, reachable_gini
+from some_moe.lab.bench.profile import profile_steps
+from some_moe.lab.bench.shapes import find_chip, step_flops_per_token
+from some_moe.lab.bench.timing import Timing, make_event
+from some_moe.metrics.usage import gini
+from some_moe.model.transformer import SomeLM
+from some_moe.training.machine import Machine, choose_machine, settle_experts
+from some_moe.training.optim import make_optimizer
+from some_moe.training.step import StepResult
+from some_moe.training.stepper import ORDINARY_STEPS, Stepper, wants_compile
+
+TOTAL_STEPS = 10_000  # of the imagined run, for the learning rate's schedule
+PROFILED_STEPS = 3
+
+Step = Callable[[Batch], StepResult]
+
+
+def prepare_config(
+    config: RunConfig,
+    *,
+    batch: int,
+    seq_len: int,
+    kernel: str,
+    compile_model: bool | None,
+    device: str,
+    num_experts: int | None = None,
+    expert_dtype: str | None = None,
+) -> RunConfig:
+    """The same model and optimizer on full rows: nothing padded, one batch a step, k experts from the start."""
+    changes: dict[str, Any] = {
+        "data.batch_size": batch,
+        "data.seq_len": seq_len,
+        "data.batching": "padded",
+        "train.kernel": kernel,
+        "train.compile": compile_model,
+        "train.device": device,
+        "train.global_batch_tokens": None,
+        "train.top_k_warmup": 0.0,
+        "train.top_k_ramp": 0.0,
+    }
+    if num_experts is not None:
+        changes["model.num_experts"] = num_experts
+    if expert_dtype is not None:
+        changes["model.expert_dtype"] = expert_dtype
+    return settle_experts(config.override(changes))
+
+
+def make_batch(config: RunConfig, machine: Machine) -> Batch:
+    """Rows of random tokens, all real, on the host: bringing them to the device is part of a step."""
+    shape = (config.data.batch_size, config.data.seq_len)
+    source = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, config.model.vocab_size, (shape[0], shape[1] + 1), generator=source)
+    batch = Batch(
+        inputs=tokens[:, :-1].contiguous(),
+        targets=tokens[:, 1:].contiguous(),
+        real=torch.ones(shape, dtype=torch.bool),
+        rows=torch.arange(shape[0]),
+    )
+    return batch.pin() if machine.device.type == "cuda" else batch
+
+
+def make_model(config: RunConfig, machine: Machine) -> SomeLM:
+    return SomeLM(
+        config.model,
+        config.gravity,
+        seed=config.train.seed,
+        kernel=config.train.kernel,
+        checkpoint_activations=config.train.checkpoint_activations,
+        device=machine.device,
+    )
+
+
+def make_stepper(model: SomeLM, config: RunConfig, machine: Machine) -> Stepper:
+    """What takes the training loop's steps: compiled, and recorded on a GPU, where the config asks for it."""
+    return Stepper(model, make_optimizer(model, config.train), config, TOTAL_STEPS, machine)
+
+
+def make_step(stepper: Stepper) -> Step:
+    """The training loop's own step, as a function of the batch alone."""
+    numbers = count()
+    return lambda batch: stepper(batch, next(numbers))
+
+
+def warmup_steps(stepper: Stepper) -> int:
+    """Steps until all is compiled and recorded that ever will be: steps with and without gravity are two kinds."""
+    return (ORDINARY_STEPS + 2) * stepper.config.gravity.every if stepper.compiled else 2
+
+
+def bench_step(config: RunConfig, *, steps: int, routing: str = "natural", profile: bool = False) -> dict[str, Any]:
+    """Measure one config and return a plain record, ready for JSON."""
+    machine = choose_machine(config.train)
+    record = describe_step(config, machine, routing)
+    try:
+        return record | measure_step(config, machine, steps=steps, routing=routing, profile=profile)
+    except torch.OutOfMemoryError as error:
+        return record | {"failure": f"out of memory: {str(error).splitlines()[0][:160]}"}
+
+
+def describe_step(config: RunConfig, machine: Machine, routing: str) -> dict[str, Any]:
+    model, size = config.model, count_parameters(config.model)
+    return {
+        "name": config.name,
+        "model": model.model_dump(mode="json"),
+        "batch_size": config.data.batch_size,
+        "seq_len": config.data.seq_len,
+        "kernel": config.train.kernel,
+        "compiled": wants_compile(config, TOTAL_STEPS, machine),
+        "precision": "bf16" if machine.bf16 else "fp32",
+        "routing": routing,
+        "trainable_parameters": size.trainable,
+        "total_parameters": size.total,
+        "flops_per_token": step_flops_per_token(model, config.data.seq_len),
+        "failure": None,
+    }
+
+
+def measure_step(config: RunConfig, machine: Machine, *, steps: int, routing: str, profile: bool) -> dict[str, Any]:
+    """Compile, warm up, time `steps` steps, and profile a few more where asked."""
+    device = machine.device
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        # From here on: a replayed step allocates nothing, so its memory shows only while it is recorded.
+        torch.cuda.reset_peak_memory_stats(device)
+    batch = make_batch(config, machine)
+    model = make_model(config, machine)
+    if routing == "skewed":
+        skew_selection(model, batch, config, machine)
+    stepper = make_stepper(model, config, machine)
+    step = make_step(stepper)
+    time_steps(step, batch, warmup_steps(stepper), device)
+    times, result = time_steps(step, batch, steps, device)
+    timing = Timing.of(times)
+    tokens_per_second = batch.inputs.numel() / (timing.ms / 1e3)
+    flops = tokens_per_second * step_flops_per_token(config.model, config.data.seq_len)
+    chip = find_chip(machine.describe())
+    return {
+        **asdict(timing),
+        "tokens_per_second": tokens_per_second,
+        "tflops": flops / 1e12,
+        "mfu": None if chip is None else flops / chip.flops,
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        "compile_seconds": stepper.compile_seconds if stepper.compiled else None,
+        "loss": float(result.loss),
+        "gini": [gini(routing.counts) for routing in result.routings],
+        "profile": profile_training(stepper, batch) if profile else None,
+    }
+
+
+def profile_training(stepper: Stepper, batch: Batch) -> dict[str, Any]:
+    """Profile a few steps, the key movement under its own name. Not replayed ones: those name no operations."""
+    model, device = stepper.model, stepper.machine.device
+    move_keys = model.gravity_step
+
+    def labelled(*arguments: Any, **options: Any) -> None:
+        with torch.profiler.record_function("gravity"):
+            move_keys(*arguments, **options)
+
+    model.gravity_step = labelled  # type: ignore[method-assign]
+    numbers = count()
+    return profile_steps(
+        lambda: stepper.take_plainly(batch, next(numbers)),
+        PROFILED_STEPS,
+        model.model,
+        batch.inputs.numel(),
+        device,
+    )
+
+
+def time_steps(step: Step, batch: Batch, steps: int, device: torch.device) -> tuple[list[float], StepResult]:
+    """Milliseconds of each of `steps` steps, one after the other without waiting, and the last result."""
+    if device.type != "cuda":
+        marks = [time.perf_counter()]
+        for _ in range(steps):
+            result = step(batch)
+            marks.append(time.perf_counter())
+        return [1e3 * (b - a) for a, b in pairwise(marks)], result
+    events = [make_event() for _ in range(steps + 1)]
+    torch.cuda.synchronize(device)
+    events[0].record()
+    for event in events[1:]:
+        result = step(batch)
+        event.record()
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) for a, b in pairwise(events)], result
+
+
+@torch.no_grad()
+def skew_selection(model: SomeLM, batch: Batch, config: RunConfig, machine: Machine) -> None:
+    """Make the load uneven, as a collapsing run's is: a power law in the selection bias, scaled to the wanted gini.
+
+    The bias chooses experts and never weighs them, so the work is that of a real step with such a load.
+    """
+    layers = [layer for layer in model.layers if layer.state is not None]
+    if not layers:
+        raise ConfigError("--routing skewed needs a model with keys to choose by; leave it out for this one")
+    if config.gravity.balance_rate:
+        raise ConfigError(
+            f"--routing skewed and gravity.balance_rate {config.gravity.balance_rate} work against each other; "
+            "choose a shape without balancing"
+        )
+    target = reachable_gini(config.model.num_experts, config.model.top_k, SKEWED_GINI)
+    shape = log_popularity(config.model.num_experts, 1.0).to(machine.device)
+
+    def measure(exponent: float) -> float:
+        for layer in layers:
+            assert layer.state is not None
+            layer.state.bias.copy_(exponent * shape)
+        with torch.autocast(machine.device.type, torch.bfloat16, enabled=machine.bf16):
+            routings = model(batch.inputs.to(machine.device)).routings
+        return statistics.fmean(gini(routing.counts) for routing in routings)
+
+    # Scores spread by some power of ten that the model alone knows: search the exponent on the logarithmic scale.
+    low, high = math.log(1e-4), math.log(1e4)
+    for _ in range(14):
+        middle = (low + high) / 2
+        low, high = (middle, high) if measure(math.exp(middle)) < target else (low, middle)
+    measure(math.exp(high))

@@ -1,0 +1,114 @@
+"""One job of a queue: an experiment with a seed, the config it runs with, and how far its folder has come."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+from some_moe.config import ConfigError, RunConfig
+from some_moe.config.parameters import count_parameters
+from some_moe.lab.registry.records import Experiment
+from some_moe.lab.scaling import Schedule, count_stories, scale
+from some_moe.training.recorder import RunFolder
+
+Standing = Literal["new", "begun", "done"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of an experiment."""
+
+    experiment: Experiment
+    seed: int
+    config: RunConfig  # with the seed, the name and the schedule that fits the data
+    schedule: Schedule
+    overrides: Mapping[str, Any]  # dotted fields that were asked for otherwise than registered, the source apart
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def work(self) -> float:
+        """A measure of its length, to tell from finished jobs how long it takes: positions × active parameters."""
+        model, count = self.config.model, count_parameters(self.config.model)
+        experts = model.num_layers * model.top_k * 2 * model.d_model * model.d_ffn if model.ffn == "some" else 0
+        steps = self.schedule.steps or self.schedule.steps_an_epoch * self.config.train.epochs
+        return float(steps * self.config.rows_a_step * self.config.data.seq_len * (count.trainable + experts))
+
+    @property
+    def training_words(self) -> list[str]:
+        """The arguments of `some` that train it: the registered preset and every field that differs from it."""
+        before, after = self.experiment.config.flatten(), self.config.flatten()
+        changed = [write_flag(name, after[name]) for name in after if after[name] != before[name]]
+        return ["train", "--preset", self.experiment.name, *changed]
+
+    @property
+    def command(self) -> str:
+        """What to type to run this job alone. No absolute paths: a record travels to other machines."""
+        words = ["some", "experiments", "run", self.experiment.name]
+        if self.config.data.source != self.experiment.config.data.source:
+            words += ["--data", hide_place(self.config.data.source)]
+        words += ["--seeds", str(self.seed)]
+        words += [write_flag(name, hide_place(value)) for name, value in self.overrides.items()]
+        return shlex.join(words)
+
+
+def write_flag(name: str, value: Any) -> str:
+    """Write a field as `some train` reads it: data.batch_size → --data.batch-size=32."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"--{name.replace('_', '-')}={text}"
+
+
+def hide_place(value: Any) -> Any:
+    """Of an absolute path only the last part; anything else as it is."""
+    return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
+
+
+def make_jobs(experiments: Sequence[Experiment], seeds: Sequence[int], overrides: Mapping[str, Any]) -> list[Job]:
+    """Fit each experiment to the data that is there, for each seed: all seeds of one, then the next."""
+    jobs = []
+    for experiment in experiments:
+        try:
+            asked = experiment.config.override(overrides)
+            config, schedule = scale(asked, count_stories(asked.data))
+        except ConfigError as error:
+            raise ConfigError(f"{experiment.name}: {error}") from None
+        registered, wanted = experiment.config.flatten(), asked.flatten()
+        changed = {name: wanted[name] for name in wanted if name in overrides and wanted[name] != registered[name]}
+        changed.pop("data.source", None)
+        for seed in seeds:
+            own = config.override({"name": f"{experiment.name}-seed{seed}", "train.seed": seed})
+            jobs.append(Job(experiment=experiment, seed=seed, config=own, schedule=schedule, overrides=changed))
+    return jobs
+
+
+def find_standing(job: Job, folder: RunFolder) -> Standing:
+    """How far a job's folder has come. One that holds something else is refused."""
+    if not folder.exists():
+        if not folder.is_free():
+            raise ConfigError(
+                f"{str(folder)!r} is not a run, but holds something; choose another --out, or move it away"
+            )
+        return "new"
+    differing = list_differences(folder.read_config(), job.config)
+    if differing:
+        raise ConfigError(
+            f"{str(folder)!r} was run with another config: {', '.join(differing)}; choose another --out, or move it "
+            "away"
+        )
+    return "done" if folder.result_file.is_file() else "begun"
+
+
+def list_differences(there: RunConfig, here: RunConfig) -> list[str]:
+    """Name each field that differs. How experts are stored is left to the machine where it was not asked for."""
+    saved, wanted = there.flatten(), here.flatten()
+    if wanted["model.expert_dtype"] == "auto":
+        wanted["model.expert_dtype"] = saved["model.expert_dtype"]
+    return [f"{name} ({saved[name]} there, {wanted[name]} here)" for name in saved if saved[name] != wanted[name]]
+
+
+def folder_of(job: Job, out: Path) -> RunFolder:
+    return RunFolder(out / job.name)

@@ -1,0 +1,140 @@
+"""One trained model, scored with its rows cut or padded to several lengths.
+
+The loss of the published reports up to v4 averages over padding, which costs next to nothing once it is learned:
+longer rows alone make it fall. The honest loss beside it, and a predictor that knows nothing, say how much of that is
+the model's doing.
+
+Shapes: V ids in the tokenizer's vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from some_moe.config import RunConfig
+from some_moe.data.batches import Rows
+from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from some_moe.model.transformer import SomeLM
+from some_moe.training.evaluate import evaluate, evaluation_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthScore:
+    """What one row length gives. `padded` figures count every position, the others real tokens alone."""
+
+    seq_len: int
+    text_share: float  # r: share of the positions that are text when every row is seq_len long
+    loss: float  # nats per real token
+    loss_on_padding: float | None  # None where no row has padding
+    loss_padded: float  # r·loss + (1−r)·loss_on_padding, whatever the run was trained on
+    constant_loss: float  # of a predictor that ignores its input, on the same targets
+    constant_loss_padded: float
+    perplexity: float
+    bits_per_byte: float
+    num_tokens: int  # real targets scored
+    num_stories_cut: int
+    gini: float | None  # of the middle layer, over real tokens; None without SoME layers
+    gini_padded: float | None
+    entropy_bits: float | None
+    entropy_bits_padded: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def score_lengths(
+    model: SomeLM,
+    train: Rows,
+    scored: Rows,
+    lengths: Sequence[int],
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    *,
+    bf16: bool = False,
+) -> list[LengthScore]:
+    """Score the rows of `scored` at each length; the constant predictor learns from those of `train`.
+
+    Both must have been encoded at least as long as the longest of `lengths`.
+    """
+    token_bytes = tokenizer.token_bytes()
+    scores = []
+    for seq_len in lengths:
+        rows = cut_rows(scored, seq_len)
+        own = resize(config, seq_len)
+        every_position = own.override(
+            {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
+        )
+        padded = evaluate(model, rows, every_position, token_bytes, device, bf16=bf16)
+        # The run's own way of batching gives the bits that `some eval` prints; often it is this same one.
+        same = evaluation_batches(rows, own).config.batching == "padded"
+        honest = padded if same else evaluate(model, rows, own, token_bytes, device, bf16=bf16)
+        share, on_padding = padded.text_share, padded.loss_on_padding
+        everything: dict[str, Any] = padded.layers[len(padded.layers) // 2] if padded.layers else {}
+        real: dict[str, Any] = honest.layers[len(honest.layers) // 2] if honest.layers else {}
+        learned = count_targets(cut_rows(train, seq_len), seq_len, tokenizer.vocab_size)
+        asked = count_targets(rows, seq_len, tokenizer.vocab_size)
+        scores.append(
+            LengthScore(
+                seq_len=seq_len,
+                text_share=share,
+                loss=honest.loss,
+                loss_on_padding=on_padding,
+                loss_padded=share * honest.loss + (1 - share) * (on_padding or 0.0),
+                constant_loss=constant_loss(without_padding(learned), without_padding(asked)),
+                constant_loss_padded=constant_loss(learned, asked),
+                perplexity=honest.perplexity,
+                bits_per_byte=honest.bits_per_byte,
+                num_tokens=honest.num_tokens,
+                num_stories_cut=count_cut(rows),
+                gini=real.get("gini_real", real.get("gini")),
+                gini_padded=everything.get("gini"),
+                entropy_bits=real.get("entropy_bits_real", real.get("entropy_bits")),
+                entropy_bits_padded=everything.get("entropy_bits"),
+            )
+        )
+    return scores
+
+
+def resize(config: RunConfig, seq_len: int) -> RunConfig:
+    """The config with another row length, and fewer rows a batch where they are longer than the run's own."""
+    data = config.data
+    fitting = max(1, data.batch_size * data.seq_len // seq_len)
+    return config.override({"data.seq_len": seq_len, "data.batch_size": min(data.batch_size, fitting)})
+
+
+def cut_rows(rows: Rows, seq_len: int) -> Rows:
+    """The same stories as if they had been encoded with a shorter seq_len."""
+    if len(rows) == 0 or rows.lengths.max() <= seq_len:
+        return rows
+    pieces = [rows[story][: seq_len + 1] for story in range(len(rows))]
+    ids = np.concatenate(pieces)
+    return Rows(ids, np.cumsum([0, *map(len, pieces)]), rows.num_cut + len(rows.ids) - len(ids))
+
+
+def count_cut(rows: Rows) -> int:
+    """Stories that lost their end: a whole one ends with eos, which no text contains."""
+    return int((rows.ids[rows.starts[1:] - 1] != EOS).sum())
+
+
+def count_targets(rows: Rows, seq_len: int, vocab_size: int) -> np.ndarray:
+    """How often each id is a target when every row is padded to seq_len: (V,) int64. bos never is one."""
+    counts = np.bincount(rows.ids, minlength=vocab_size)
+    counts[BOS] -= len(rows)
+    counts[PAD] += len(rows) * seq_len - int(rows.lengths.sum())
+    return counts
+
+
+def without_padding(counts: np.ndarray) -> np.ndarray:
+    real = counts.copy()
+    real[PAD] = 0
+    return real
+
+
+def constant_loss(learned: np.ndarray, asked: np.ndarray) -> float:
+    """Nats per target of `asked` (V,) when each id has the chance of its count in `learned` (V,), one added to each."""
+    chances = (learned + 1) / (learned.sum() + len(learned))
+    return float(-(asked * np.log(chances)).sum() / asked.sum())

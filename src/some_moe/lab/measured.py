@@ -1,0 +1,115 @@
+"""results/NAME-seedS.json: a measured run as it travels, with all that is needed to judge and repeat it."""
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from some_moe.config import ConfigError
+from some_moe.data.dataset import prepare
+from some_moe.files import write_whole
+from some_moe.lab.jobs import Job, hide_place
+from some_moe.lab.scaling import Schedule
+from some_moe.training.recorder import RunFolder, describe_program, drop_nan, read_log
+
+LOSSES = ("val_loss", "val_loss_on_padding", "val_loss_padded", "perplexity", "bits_per_byte")
+USAGE = ("gini", "entropy_bits", "experts_used")  # of the middle layer, as the reports print it
+
+
+def write_record(path: Path, job: Job, folder: RunFolder, *, at_once: int | None = None) -> dict[str, Any]:
+    """Write and return the record of a finished run. at_once: how many shared its machine, where that is known."""
+    record: dict[str, Any] = drop_nan(make_record(job, folder) | {"at_once": at_once})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return record
+
+
+def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
+    """A record made with other data or settings is never written over; one of the same command and data is."""
+    if not path.exists():
+        return
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        made_by, digest = record["command"], record.get("data_digest")
+    except (OSError, ValueError, KeyError, TypeError):
+        made_by, digest = "something else", None
+    if made_by == job.command:
+        # Absolute paths are cut from commands, and files change: only the digest tells the data apart.
+        if digest is None or find_digest(job, folder) in (digest, None):
+            return
+        made_by = f"other data called {hide_place(job.config.data.source)!r}"
+    raise ConfigError(f"{str(path)!r} is of {made_by}; choose another folder with --results")
+
+
+def find_digest(job: Job, folder: RunFolder) -> str | None:
+    """The digest of what a finished run has read, or an unfinished one will read; None where it was not recorded."""
+    result = folder.read_result()
+    if result is None:
+        return prepare(job.config.data, job.config.model.vocab_size).digest
+    return result.get("data_digest")
+
+
+def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
+    """Everything in result.json, and where it comes from. No absolute paths."""
+    result = folder.read_result()
+    assert result is not None, f"{folder} is not finished"
+    program = _read_program(folder)
+    log = read_log(folder.path / "metrics.jsonl")
+    finished = datetime.fromtimestamp(folder.result_file.stat().st_mtime, UTC)
+    return result | {
+        "experiment": job.experiment.name,
+        "seed": job.seed,
+        "command": job.command,
+        "overrides": {name: hide_place(value) for name, value in job.overrides.items()},
+        "commit": program["commit"],
+        "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
+        "date": finished.isoformat(timespec="seconds"),
+        "source": hide_place(job.config.data.source),
+        "stories": asdict(job.schedule.stories),
+        "published_steps": job.experiment.steps,
+        "epochs_scaled": job.schedule.describe_scaling(),
+        "published_epochs": list_published_epochs(job.schedule, result, log),
+        "max_gradient_norm": max((line["gradient_norm"] for line in log if "gradient_norm" in line), default=None),
+    }
+
+
+def _read_program(folder: RunFolder) -> dict[str, Any]:
+    """What the run wrote when it began; a run killed at that very moment has none, and takes the present one."""
+    path = folder.path / "env.json"
+    if not path.is_file():
+        return describe_program()
+    program: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return program
+
+
+def list_published_epochs(
+    schedule: Schedule, result: dict[str, Any], log: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """One row an epoch of the config that was asked for, from the evaluation made at its last step.
+
+    `train_loss` is the mean over the epoch's steps; over its logged ones where the data's epochs end elsewhere.
+    `train_loss_steps` says how many steps that is.
+    """
+    evaluations = {line["step"]: line for line in log if "val_loss" in line}
+    whole_epochs = {epoch["step"]: epoch for epoch in result["epochs"]}
+    ends = [step for step in schedule.epoch_ends or whole_epochs if step <= result["steps"]]
+    if ends[-1:] != [result["steps"]]:  # stopped early
+        ends.append(result["steps"])
+    rows = []
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
+        found = evaluations[end]
+        if schedule.scaled:
+            losses = [line["train_loss"] for line in log if "train_loss" in line and start < line["step"] <= end]
+            train_loss = sum(losses) / len(losses) if losses else None
+            averaged = len(losses)
+        else:
+            train_loss, averaged = whole_epochs[end]["train_loss"], end - start
+        row = {"epoch": number, "step": end, "tokens": found["tokens"]}
+        row |= {"train_loss": train_loss, "train_loss_steps": averaged}
+        row |= {name: found[name] for name in LOSSES}
+        middle = found["layers"][result["middle_layer"]] if found["layers"] else {}
+        row |= {name: middle.get(name) for name in USAGE}
+        row |= {name: middle[name] for name in ("gini_real", "entropy_bits_real") if name in middle}
+        rows.append(row)
+    return rows

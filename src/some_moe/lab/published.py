@@ -1,0 +1,352 @@
+"""Published figures beside measured ones: the results folder is read, and each run compared epoch by epoch."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from some_moe.config import ConfigError
+from some_moe.lab.registry import EXPERIMENTS, find_experiment
+from some_moe.lab.registry.records import Experiment, Published
+from some_moe.lab.registry.selection import select_experiments
+from some_moe.lab.registry.tolerances import Tolerance, find_tolerance
+
+WITHIN, OUTSIDE = "within", "outside"
+NO_TOLERANCE = "no tolerance"  # published and measured, but nobody says how near is near
+NOT_PUBLISHED, NOT_MEASURED = "not published", "not measured"
+VERDICTS = (WITHIN, OUTSIDE, NO_TOLERANCE, NOT_PUBLISHED, NOT_MEASURED)
+
+Figures = dict[str, float]
+"""Measured figures by name; one that is not known has no entry. `_all`: every position counts, padding too."""
+
+
+# --- one result -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One file of the results folder: a run of a registered experiment with one seed."""
+
+    file: Path
+    experiment: Experiment
+    seed: int | None
+    record: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        """A field that holds words, or "" where it is absent."""
+        value = self.record.get(name)
+        return value if isinstance(value, str) else ""
+
+    def number(self, name: str) -> float | None:
+        """A field that holds a number, or None where it is absent or no finite number."""
+        return finite_number(self.record.get(name))
+
+    @property
+    def overrides(self) -> Mapping[str, Any]:
+        """Settings that were chosen otherwise than registered, the data and the seed apart."""
+        chosen = self.record.get("overrides")
+        return chosen if isinstance(chosen, dict) else {}
+
+    def final(self) -> Figures:
+        """The figures at the last step."""
+        middle, layers = self.record.get("middle_layer"), _rows(self.record.get("layers"))
+        found = [layer for layer in layers if layer.get("layer") == middle]
+        figures = self._read(dict(self.record) | (found[0] if found else {}))
+        last = max(self._epoch_records(), key=lambda row: row["epoch"], default={})
+        if last.get("step") == self.record.get("steps"):  # the same moment: one may know what the other does not
+            figures = self._read(last) | figures
+        return figures
+
+    def epochs(self) -> dict[int, Figures]:
+        """The figures at the end of each epoch, as the published run counts epochs."""
+        return {row["epoch"]: self._read(row) for row in self._epoch_records()}
+
+    def _epoch_records(self) -> list[dict[str, Any]]:
+        rows = _rows(self.record.get("published_epochs"))
+        # Where the number of epochs was changed, the run's own epochs are not the published ones.
+        if not rows and not self.record.get("epochs_scaled"):
+            rows = _rows(self.record.get("epochs"))
+        return [row for row in rows if isinstance(row.get("epoch"), int)]
+
+    def _read(self, row: Mapping[str, Any]) -> Figures:
+        """Read a record's figures; what it calls gini counts padding where the run does."""
+        names = ["step", "train_loss", "val_loss", "val_loss_padded", "best_val_loss", "perplexity", "bits_per_byte"]
+        names.append("experts_used")
+        figures = {name: finite_number(row.get(name)) for name in names}
+        if figures["val_loss_padded"] is not None:
+            figures["perplexity_padded"] = math.exp(min(figures["val_loss_padded"], 700.0))
+        registered = self.experiment.config.data.count_padding
+        counted = "all" if self.overrides.get("data.count_padding", registered) else "real"
+        for name in ("gini", "entropy_bits"):
+            figures[f"{name}_real"] = finite_number(row.get(f"{name}_real"))
+            figures[f"{name}_{counted}"] = finite_number(row.get(name))
+        if figures["experts_used"] is not None:
+            experts = self.overrides.get("model.num_experts", self.experiment.config.model.num_experts)
+            figures["num_experts"] = finite_number(row.get("num_experts", experts))
+        return {name: value for name, value in figures.items() if value is not None}
+
+
+def finite_number(value: Any) -> float | None:
+    """The value, or None where it is no finite number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if number else None
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+# --- the results folder ---------------------------------------------------------------------------------------
+
+
+def read_results(folder: Path) -> tuple[list[Result], list[str]]:
+    """Read FOLDER/*.json: the results in the registry's order, and the names of files that are none."""
+    cure = "`some experiments run NAME` writes one"
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {str(folder)!r} with results; {cure}, or name another with --results")
+    results, left_out = [], []
+    for file in sorted(folder.glob("*.json")):
+        result = _read_result(file)
+        if result is None:
+            left_out.append(file.name)
+        else:
+            results.append(result)
+    if not results:
+        raise ConfigError(f"{str(folder)!r} holds no result of a registered experiment; {cure}")
+    _refuse_repeated(results)
+    order = {experiment.name: place for place, experiment in enumerate(EXPERIMENTS)}
+    results.sort(key=lambda r: (order[r.experiment.name], -1 if r.seed is None else r.seed, r.file.name))
+    return results, left_out
+
+
+def _read_result(file: Path) -> Result | None:
+    """Read one file; None where it is not a result of a registered experiment."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(file)!r} cannot be read ({error}); remove it, or measure it again") from None
+    if not isinstance(record, dict):
+        return None
+    named = re.fullmatch(r"(.+)-seed(\d+)", file.stem)
+    name, seed = record.get("experiment"), record.get("seed")
+    if not isinstance(name, str):
+        name = named[1] if named else ""
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        seed = int(named[2]) if named else None
+    try:
+        return Result(file=file, experiment=find_experiment(name), seed=seed, record=record)
+    except ConfigError:
+        return None
+
+
+def _refuse_repeated(results: Iterable[Result]) -> None:
+    seen: dict[tuple[str, int | None], Path] = {}
+    for result in results:
+        first = seen.setdefault((result.experiment.name, result.seed), result.file)
+        if first is not result.file:
+            raise ConfigError(
+                f"{first.name} and {result.file.name} both hold {result.experiment.name} with seed {result.seed}; "
+                "keep one of them"
+            )
+
+
+# --- published against measured -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure over the seeds that have it, at least one."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return mean(self.values)
+
+    @property
+    def stdev(self) -> float | None:
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        low, high = min(self.values), max(self.values)
+        return {"mean": self.mean, "stdev": self.stdev, "low": low, "high": high, "values": list(self.values)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What was published and what was measured at one moment: the end of an epoch, or of the run (epoch None)."""
+
+    run: Experiment
+    epoch: int | None
+    published: Mapping[str, Decimal | int]  # what was printed; nothing else has an entry
+    measured: Mapping[str, Spread]
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        return find_tolerance(self.run)
+
+    @property
+    def loss(self) -> Spread | None:
+        """The measured loss of the kind that the report prints: over padding too, or over real tokens."""
+        return self.measured.get(loss_name(self.run))
+
+    @cached_property
+    def difference(self) -> Decimal | None:
+        """Measured (the mean over seeds) minus published loss, in nats."""
+        published, measured = self.published.get("val_loss"), self.loss
+        return None if published is None or measured is None else Decimal(str(measured.mean)) - published
+
+    @property
+    def verdict(self) -> str:
+        if "val_loss" not in self.published:
+            return NOT_PUBLISHED
+        if self.difference is None:
+            return NOT_MEASURED
+        if self.tolerance is None:
+            return NO_TOLERANCE
+        return WITHIN if abs(self.difference) <= self.tolerance.allow(Decimal(self.published["val_loss"])) else OUTSIDE
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "published": {name: _plain_number(value) for name, value in self.published.items()},
+            "measured": {name: spread.to_dict() for name, spread in self.measured.items()},
+            "difference": None if self.difference is None else float(self.difference),
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One experiment: its results, and each moment at which something was published or measured."""
+
+    experiment: Experiment
+    results: Sequence[Result]
+    final: Point
+    epochs: Sequence[Point]
+
+    @property
+    def name(self) -> str:
+        return self.experiment.name
+
+    @property
+    def judged(self) -> Sequence[Point]:
+        """The moments to be judged: the epochs, or the end alone where no epoch's loss was published."""
+        return self.epochs if any("val_loss" in point.published for point in self.epochs) else (self.final,)
+
+    def to_dict(self) -> dict[str, Any]:
+        published, tolerance = self.experiment.published or Published(), self.final.tolerance
+        count = self.experiment.parameters
+        return {
+            "name": self.name,
+            "series": self.experiment.series,
+            "title": self.experiment.title,
+            "total_parameters": count.total,
+            "trainable_parameters": count.trainable,
+            "published_total_parameters_millions": _plain_number(published.total_parameters_millions),
+            "published_trainable_parameters_millions": _plain_number(published.trainable_parameters_millions),
+            "published_steps": published.steps,
+            "loss": loss_name(self.experiment),
+            "tolerance": None if tolerance is None else str(tolerance),
+            "final": self.final.to_dict(),
+            "epochs": [point.to_dict() for point in self.epochs],
+            "results": [describe_result(result) for result in self.results],
+        }
+
+
+def loss_name(experiment: Experiment) -> str:
+    """The measured loss that is of the same kind as the published one."""
+    return "val_loss_padded" if experiment.config.data.loss_on == "all_positions" else "val_loss"
+
+
+def describe_result(result: Result) -> dict[str, Any]:
+    """What a reader needs to know about one file, ready for JSON."""
+    numbers = ("steps", "tokens", "seconds", "tokens_per_second", "total_parameters", "trainable_parameters")
+    words = ("status", "device", "date", "commit", "command")
+    return {
+        "file": result.file.name,
+        "seed": result.seed,
+        **{name: result.number(name) for name in numbers},
+        **{name: result.text(name) or None for name in words},
+        "epochs_scaled": result.record.get("epochs_scaled"),
+    }
+
+
+def _plain_number(value: Decimal | int | None) -> float | int | None:
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def compare_results(results: Sequence[Result], names: Sequence[str] = ()) -> list[Comparison]:
+    """Compare the named experiments and series, or every published and every measured run, in the registry's order."""
+    measured = {result.experiment.name for result in results}
+    if names:
+        chosen = {experiment.name for experiment in select_experiments(names)}
+        if not chosen & measured:
+            words = " ".join(names)
+            raise ConfigError(f"no result of {words} is there; `some experiments run {words}` makes it")
+    else:
+        chosen = measured | {experiment.name for experiment in EXPERIMENTS if experiment.published is not None}
+    return [
+        compare_experiment(experiment, [result for result in results if result.experiment is experiment])
+        for experiment in EXPERIMENTS
+        if experiment.name in chosen
+    ]
+
+
+def compare_experiment(experiment: Experiment, results: Sequence[Result]) -> Comparison:
+    """Set what was published of an experiment beside its results, one a seed (none: nothing measured yet)."""
+    published = experiment.published or Published()
+    printed = {row.epoch: row for row in published.epochs}
+    finals = [result.final() for result in results]
+    # The end of a run is the end of its last epoch, also where nothing was written down on the way.
+    last = experiment.config.train.epochs
+    measured = [result.epochs() or {last: final} for result, final in zip(results, finals, strict=True)]
+    epochs = []
+    for epoch in sorted({*printed, *(epoch for run in measured for epoch in run)}):
+        found = [run[epoch] for run in measured if epoch in run]
+        epochs.append(
+            Point(run=experiment, epoch=epoch, published=_printed(printed.get(epoch)), measured=_spread(found))
+        )
+    final = Point(run=experiment, epoch=None, published=_printed(published), measured=_spread(finals))
+    return Comparison(experiment=experiment, results=results, final=final, epochs=epochs)
+
+
+def _printed(row: Any) -> dict[str, Decimal | int]:
+    """The printed figures of an epoch or of a whole run."""
+    names = ("train_loss", "val_loss", "perplexity", "gini", "entropy_bits", "experts_used")
+    found = {name: getattr(row, name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _spread(figures: Sequence[Figures]) -> dict[str, Spread]:
+    names = dict.fromkeys(name for row in figures for name in row)
+    return {name: Spread(tuple(row[name] for row in figures if name in row)) for name in names}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One run's losses of one verdict: at these epochs, or, where `epochs` is empty, throughout."""
+
+    run: str
+    epochs: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"run": self.run, "epochs": list(self.epochs)}
+
+
+def judge(comparisons: Iterable[Comparison]) -> dict[str, list[Judgement]]:
+    """Return {verdict: the losses that it is about}, for every verdict there is."""
+    verdicts: dict[str, list[Judgement]] = {verdict: [] for verdict in VERDICTS}
+    for comparison in comparisons:
+        found: dict[str, list[int]] = {}
+        for point in comparison.judged:
+            found.setdefault(point.verdict, []).extend([] if point.epoch is None else [point.epoch])
+        for verdict, epochs in found.items():
+            verdicts[verdict].append(Judgement(comparison.name, tuple(epochs) if len(found) > 1 else ()))
+    return verdicts

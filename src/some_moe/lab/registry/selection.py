@@ -1,0 +1,42 @@
+"""Experiments by the words that a person gives: single names, the name of a series, or a whole group."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from some_moe.config import ConfigError
+from some_moe.lab.registry import EXPERIMENTS, find_experiment, group_by_series
+from some_moe.lab.registry.ablations import STUDIES
+from some_moe.lab.registry.baselines import BASELINES
+from some_moe.lab.registry.published import PUBLISHED
+from some_moe.lab.registry.records import Experiment
+
+STUDY_PREFIX = "Studies: "
+
+
+def select_experiments(words: Iterable[str]) -> list[Experiment]:
+    """Return the experiments that the words name, each once, in the order in which they are first named."""
+    chosen = {experiment.name: experiment for word in words for experiment in _expand(word)}
+    return list(chosen.values())
+
+
+def _expand(word: str) -> Sequence[Experiment]:
+    groups = _name_groups()
+    if word.casefold() in groups:
+        return groups[word.casefold()]
+    try:
+        return (find_experiment(word),)
+    except ConfigError:
+        # A misspelt group is taken for one only where it is nearer than any experiment would be.
+        near = difflib.get_close_matches(word.casefold(), groups, n=1, cutoff=0.75)
+        if not near or len(near[0]) < 3:
+            raise
+        raise ConfigError(f"{word!r} is neither an experiment nor a series; did you mean {near[0]!r}?") from None
+
+
+def _name_groups() -> dict[str, Sequence[Experiment]]:
+    """Return {name in lower case: experiments}: "a" for the series "A (v4)", and the four groups above all series."""
+    groups: dict[str, Sequence[Experiment]] = {}
+    for series, experiments in group_by_series().items():
+        short = series.removeprefix(STUDY_PREFIX).partition(" (")[0]
+        groups |= {series.casefold(): experiments, short.casefold(): experiments}
+    return groups | {"published": PUBLISHED, "studies": STUDIES, "baselines": BASELINES, "all": EXPERIMENTS}

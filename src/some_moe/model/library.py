@@ -1,0 +1,175 @@
+"""The expert library: E small feed-forward networks, made from a number, that a layer's tokens share."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from some_moe.config import ConfigError, ModelConfig
+from some_moe.experts import ExpertWeights, Linear, LoraWeights, MixExperts, choose_kernel, fits_graph
+from some_moe.model.expert_weights import MATRICES, checksum, fill_experts, fill_orthogonal
+
+
+class ExpertLibrary(nn.Module):
+    """E experts d → f → d. Frozen weights are buffers that no checkpoint needs: they are a seed.
+
+    Variants, each in its own small class below: `LoraLibrary` adds a trained low-rank update,
+    `GainLibrary` a trained gain per hidden unit, `SharedDownLibrary` one trained down-projection.
+    """
+
+    up: Tensor
+    up_bias: Tensor
+    down: Tensor
+    down_bias: Tensor
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        num_experts: int | None = None,
+        d_ffn: int | None = None,
+        kernel: str = "auto",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.seed = config.expert_seed
+        self.init_method = config.init_method
+        self.sparsity = config.sparsity
+        self.trained = config.trainability == "full"
+        self.mix: MixExperts = choose_kernel(kernel)
+        experts, width, d = num_experts or config.num_experts, d_ffn or config.d_ffn, config.d_model
+        shapes: dict[str, tuple[int, ...]] = {
+            "up": (experts, width, d),
+            "up_bias": (experts, width),
+            "down": (experts, d, width),
+            "down_bias": (experts, d),
+        }
+        dtype = torch.bfloat16 if config.expert_dtype == "bfloat16" else torch.float32
+        for name in self.matrices():
+            stack = torch.empty(shapes[name], dtype=dtype, device=device)
+            if self.trained:
+                self.register_parameter(name, nn.Parameter(stack))
+            else:
+                # Orthogonal weights cannot be promised to the bit elsewhere, so they are saved.
+                self.register_buffer(name, stack, persistent=self.init_method == "orthogonal")
+        self.generate()
+
+    def matrices(self) -> tuple[str, ...]:
+        """Names of the weight stacks that this library has."""
+        return tuple(MATRICES)
+
+    @torch.no_grad()
+    def generate(self) -> None:
+        """Compute all weights from the seed (nothing to do on the meta device)."""
+        if self.up.is_meta:
+            return
+        fan_in = {"up": self.up.shape[2], "down": self.up.shape[1]}
+        for name in self.matrices():
+            stack = getattr(self, name)
+            bound = 1 / math.sqrt(fan_in[name.removesuffix("_bias")])
+            is_matrix = name in fan_in
+            if self.init_method == "orthogonal" and is_matrix:
+                fill_orthogonal(stack, name, seed=self.seed, layer=self.layer)
+            else:
+                sparsity = self.sparsity if self.init_method == "sparse" and is_matrix else 0.0
+                fill_experts(stack, name, bound=bound, seed=self.seed, layer=self.layer, sparsity=sparsity)
+
+    def stacks(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.matrices()]
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint keeps instead of the weights."""
+        return {
+            "layer": self.layer,
+            "seed": self.seed,
+            "init_method": self.init_method,
+            "dtype": str(self.up.dtype).removeprefix("torch."),
+            "checksum": checksum(self.stacks()),
+        }
+
+    def verify(self, description: dict[str, Any]) -> None:
+        """Refuse a description that these weights do not match."""
+        found = self.describe()
+        for name, expected in description.items():
+            if found.get(name) != expected:
+                raise ConfigError(
+                    f"the experts of layer {self.layer} have {name} {found.get(name)!r}, but the saved model was "
+                    f"made with {expected!r}; use the config that was saved with it"
+                )
+
+    def weights(self) -> ExpertWeights:
+        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias)
+
+    def fits_graph(self, bf16: bool) -> bool:
+        """Whether compiled code on a GPU can hold these experts, computing in bf16 or in float32."""
+        x = self.up.new_empty(1, self.up.shape[2], dtype=torch.bfloat16 if bf16 else torch.float32)
+        return fits_graph(self.mix, x, self.weights())
+
+    def forward(self, x: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
+        """x (N, D), experts (N, K) int64, gates (N, K) → onto (N, D) + the gated sum of the experts' outputs."""
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            x = x.to(torch.get_autocast_dtype(device))
+        # Kernels compute in the type of x throughout; autocast would choose anew at every operation.
+        with torch.autocast(device, enabled=False):
+            return self.mix(x, experts, gates, self.weights(), onto)
+
+
+class LoraLibrary(ExpertLibrary):
+    """Frozen experts with a trained update of rank r on both matrices; it starts at zero."""
+
+    def __init__(self, config: ModelConfig, layer: int, **options: Any) -> None:
+        super().__init__(config, layer, **options)
+        experts, width, d = self.up.shape
+        rank, device = config.lora_rank, self.up.device
+        self.up_in = nn.Parameter(torch.empty(experts, rank, d, device=device))
+        self.up_out = nn.Parameter(torch.zeros(experts, width, rank, device=device))
+        self.down_in = nn.Parameter(torch.empty(experts, rank, width, device=device))
+        self.down_out = nn.Parameter(torch.zeros(experts, d, rank, device=device))
+
+    def weights(self) -> ExpertWeights:
+        lora = LoraWeights(up_in=self.up_in, up_out=self.up_out, down_in=self.down_in, down_out=self.down_out)
+        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias, lora=lora)
+
+
+class GainLibrary(ExpertLibrary):
+    """Frozen experts with a trained gain on every hidden unit; all gains start at one."""
+
+    def __init__(self, config: ModelConfig, layer: int, **options: Any) -> None:
+        super().__init__(config, layer, **options)
+        self.gain = nn.Parameter(torch.ones_like(self.up_bias, dtype=torch.float32))
+
+    def weights(self) -> ExpertWeights:
+        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias, gain=self.gain)
+
+
+class SharedDownLibrary(ExpertLibrary):
+    """Frozen up-projections; their mixed activations pass one trained down-projection."""
+
+    def __init__(self, config: ModelConfig, layer: int, **options: Any) -> None:
+        super().__init__(config, layer, **options)
+        self.shared = Linear(config.d_ffn, config.d_model, device=self.up.device)
+
+    def matrices(self) -> tuple[str, ...]:
+        return ("up", "up_bias")
+
+    def weights(self) -> ExpertWeights:
+        return ExpertWeights(up=self.up, up_bias=self.up_bias)
+
+    def forward(self, x: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
+        mixed: Tensor = self.shared(super().forward(x, experts, gates))
+        return mixed if onto is None else onto + mixed
+
+
+def make_library(config: ModelConfig, layer: int, **options: Any) -> ExpertLibrary:
+    """Return the library that the config asks for."""
+    if config.trainability == "lora":
+        return LoraLibrary(config, layer, **options)
+    if config.gains:
+        return GainLibrary(config, layer, **options)
+    if config.shared_down:
+        return SharedDownLibrary(config, layer, **options)
+    return ExpertLibrary(config, layer, **options)

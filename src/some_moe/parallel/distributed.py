@@ -1,0 +1,275 @@
+"""Several processes that train one model: `torchrun --nproc-per-node N -m some_moe train …`.
+
+Each process holds the whole model and takes an equal share of each step's rows. Gradients, loss and routing sums
+are added up over the team, and nothing else travels; then every process makes the same optimizer step and the
+same gravity step, so that parameters and keys stay alike to the bit. `docs/distributed.md` says what follows.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from some_moe.config import ConfigError
+from some_moe.data.batches import Batch
+from some_moe.model.record import SUMS, Routing
+from some_moe.training.stopping import TrainingStoppedError
+
+PATIENCE = timedelta(minutes=30)  # how long a process waits for the others
+BUCKET_BYTES = 25 * 2**20  # sums travel in pieces of about this size, so that their copy stays small
+
+
+class TeamError(TrainingStoppedError):
+    """The processes cannot go on together: one is gone, or holds something else than the others."""
+
+
+class SharedError(ConfigError):
+    """Bad input that one process found and all know of."""
+
+
+@dataclass
+class Team:
+    """The processes of one run, as one of them sees it. A team of one communicates with nobody."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0  # among the processes of this machine
+    local_size: int = 1
+    patience: timedelta = PATIENCE
+    device: torch.device | None = None  # where this process computes; None until it has joined
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read what torchrun says to each process that it starts; without torchrun, a team of one."""
+        size = _read_number("WORLD_SIZE", 1)
+        if size == 1:
+            return cls()
+        rank = _read_number("RANK", None)
+        if not rank < size:
+            raise ConfigError(f"RANK is {rank}, but WORLD_SIZE is {size}; start the processes with torchrun")
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise ConfigError(f"WORLD_SIZE is {size}, but {name} is not set; start the processes with torchrun")
+        return cls(rank, size, _read_number("LOCAL_RANK", rank), _read_number("LOCAL_WORLD_SIZE", size), PATIENCE)
+
+    @property
+    def alone(self) -> bool:
+        return self.size == 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one process that writes and speaks."""
+        return self.rank == 0
+
+    def describe(self, machine: str) -> str:
+        return machine if self.alone else f"{self.size} processes, each on {machine}"
+
+    # --- coming together and parting ------------------------------------------------------------------------
+
+    def join(self, device: torch.device) -> None:
+        """Meet the other processes: over NCCL where they compute on GPUs, else over gloo."""
+        if self.alone:
+            return
+        import torch.distributed as dist
+
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with self._listening():
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self.patience,
+                device_id=device if device.type == "cuda" else None,
+            )
+        self.device = device
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # With a process gone, an orderly farewell might wait for it.
+        if self.device is not None and not isinstance(error, TeamError):
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self.device = None
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Turn the failure of a message into a sentence."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0] or type(error).__name__
+            raise TeamError(f"process {self.rank} of {self.size} lost touch with the others ({reason})") from None
+
+    # --- setting up: every message is a meeting, so that whoever has a problem finds the others listening -----
+
+    def meet(self, note: Any = None, *, problem: str = "") -> list[Any]:
+        """Wait for all, and return everyone's note in the order of ranks. A problem of one is raised in all."""
+        if self.alone:
+            return [note]
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        with self._listening():
+            dist.all_gather_object(found, (note, problem))
+        problems = [theirs for _, theirs in found if theirs]
+        if problems:
+            raise SharedError(problems[0])
+        return [theirs for theirs, _ in found]
+
+    @contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """Bad input that any process finds here ends all of them, with the same sentence; else all leave together."""
+        try:
+            yield
+            self.meet()
+        except SharedError:
+            raise
+        except ConfigError as error:
+            if self.device is not None:
+                self.meet(problem=str(error))
+            raise
+
+    @contextmanager
+    def one_goes_first(self) -> Iterator[None]:
+        """One process of each machine does what is within; then the others, who find what it left in a cache."""
+        if self.local_rank > 0:
+            self.meet()
+        yield
+        if self.local_rank == 0:
+            self.meet()
+
+    def verify(self, digests: Mapping[str, str]) -> None:
+        """Go on only if all processes hold the same under each of these names."""
+        found = self.meet(dict(digests))
+        for rank, theirs in enumerate(found):
+            differing = [name for name in digests if theirs[name] != found[0][name]]
+            if differing:
+                raise TeamError(
+                    f"process {rank} does not have the same {', '.join(differing)} as process 0 (all need the same "
+                    "command, data and versions)"
+                )
+
+    # --- a step -----------------------------------------------------------------------------------------------
+
+    def refuse_uneven(self, rows_a_step: int) -> None:
+        if rows_a_step % self.size:
+            raise ConfigError(
+                f"a step of {rows_a_step} rows cannot be shared equally by {self.size} processes; make data.batch_size "
+                f"a multiple of {self.size}, or start another number of them"
+            )
+
+    def share(self, batch: Batch, *, keep_length: bool) -> Batch:
+        """This process's rows of a step, with their numbers within the whole step."""
+        return batch.split(len(batch.rows) // self.size, keep_length=keep_length)[self.rank]
+
+    def add_up(
+        self, parameters: Sequence[Tensor], loss: Tensor, routings: tuple[Routing, ...]
+    ) -> tuple[Tensor, tuple[Routing, ...]]:
+        """Make gradients (in place), loss and routings those of the whole step, the same bits in every process."""
+        if self.alone:
+            return loss, routings
+        # Which parameters have a gradient follows from the config, so it is the same everywhere.
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        sums = [getattr(routing, name) for routing in routings for name in SUMS]
+        self.sum_in_place([*gradients, loss, *sums])
+        return loss, self._merge_samples(routings)
+
+    def _merge_samples(self, routings: tuple[Routing, ...]) -> tuple[Routing, ...]:
+        """Of all processes' samples keep those that come first, by the rule by which routings add up."""
+        if not routings:
+            return ()
+        samples = self.gather(torch.stack([routing.sample for routing in routings]))  # (ranks, layers, S, D)
+        orders = self.gather(torch.stack([routing.sample_order for routing in routings]))  # (ranks, layers, S)
+        merged = []
+        for layer, routing in enumerate(routings):
+            first = replace(routing, sample=samples[0, layer], sample_order=orders[0, layer])
+            others = Routing(
+                **{name: getattr(routing, name).new_zeros(()) for name in SUMS},  # the sums are complete already
+                sample=samples[1:, layer].flatten(0, 1),
+                sample_order=orders[1:, layer].flatten(),
+            )
+            merged.append(first + others)
+        return tuple(merged)
+
+    # --- tensors that travel ------------------------------------------------------------------------------------
+
+    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, with few messages."""
+        if self.alone:
+            return
+        import torch.distributed as dist
+
+        for bucket in fill_buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            with self._listening():
+                dist.all_reduce(flat)
+            for tensor, part in zip(bucket, flat.split_with_sizes([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Stack every process's tensor (…) in the order of ranks: (ranks, …)."""
+        if self.alone:
+            return tensor[None]
+        import torch.distributed as dist
+
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        with self._listening():
+            dist.all_gather(found, tensor.contiguous())
+        return torch.stack(found)
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        if self.alone:
+            return flag
+        raised = torch.tensor([int(flag)], device=self.device)
+        self.sum_in_place([raised])
+        return bool(raised)
+
+
+ALONE = Team()
+
+
+def _read_number(name: str, default: int | None) -> int:
+    text = os.environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal() or (name.endswith("SIZE") and int(text) == 0):
+        shown = "not set" if text is None else f"{text!r}, not a number that counts processes"
+        raise ConfigError(f"the environment variable {name} is {shown}; start the processes with torchrun")
+    return int(text)
+
+
+def fill_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Group tensors of one dtype, in order, into buckets of about BUCKET_BYTES."""
+    buckets: list[list[Tensor]] = []
+    open_buckets: dict[torch.dtype, tuple[list[Tensor], int]] = {}
+    for tensor in tensors:
+        bucket, size = open_buckets.get(tensor.dtype, ([], BUCKET_BYTES))
+        if size >= BUCKET_BYTES:
+            bucket, size = [], 0
+            buckets.append(bucket)
+        bucket.append(tensor)
+        open_buckets[tensor.dtype] = (bucket, size + tensor.nbytes)
+    return buckets
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names, types, shapes and every bit."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()

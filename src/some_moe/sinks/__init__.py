@@ -1,0 +1,1 @@
+"""Where metrics go besides the run folder."""

@@ -1,0 +1,177 @@
+"""How good a model is: nats per real token first, and what the published protocol would have printed beside it."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from some_moe.config import RunConfig
+from some_moe.data.batches import Batch, Batches, Rows
+from some_moe.metrics.usage import count_selections, gate_entropy_nats, summarize_usage
+from some_moe.model.transformer import ModelOutput, SomeLM
+from some_moe.model.transformer import token_nats as token_nats
+from some_moe.parallel.distributed import ALONE, Team
+
+LN2 = math.log(2)
+
+
+def forward(
+    model: SomeLM,
+    batch: Batch,
+    config: RunConfig,
+    step: int = 0,
+    top_k: int | None = None,
+    *,
+    salt: Tensor | None = None,
+    score: bool = False,
+    denominator: Tensor | None = None,
+    sums: bool = True,
+) -> ModelOutput:
+    """Run the model on a batch with the config's convention of what counts.
+
+    score asks for nats, not logits; a denominator (), for the training loss beside them, which is divided by it; sums,
+    for what gravity reads.
+    """
+    counted = torch.ones_like(batch.real) if config.data.count_padding else batch.real
+    output: ModelOutput = model(
+        batch.inputs,
+        counted=counted,
+        rows=batch.rows,
+        step=step,
+        salt=salt,
+        targets=batch.targets if score else None,
+        weights=batch.real if config.data.loss_on == "text" else None,
+        denominator=denominator,
+        top_k=top_k,
+        positions=batch.positions,
+        segments=batch.segments,
+        sums=sums,
+    )
+    return output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Losses over a split. The padded ones exist only where padding is part of the training target."""
+
+    loss: float  # nats per real token
+    loss_on_padding: float | None
+    loss_padded: float | None  # r·loss + (1−r)·loss_on_padding, r the share of text: the v2–v4 convention
+    perplexity: float
+    bits_per_byte: float
+    num_tokens: int  # real targets scored
+    num_bytes: int  # bytes of text they stand for
+    text_share: float  # r: share of the positions that are text
+    layers: tuple[dict[str, Any], ...]  # usage of each SoME layer
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Tally:
+    """Sums over batches that an Evaluation is made of."""
+
+    def __init__(self, model: SomeLM, config: RunConfig, token_bytes: np.ndarray, device: torch.device) -> None:
+        self.config = config
+        sizes = np.zeros(config.model.vocab_size, dtype=np.int64)
+        sizes[: len(token_bytes)] = token_bytes
+        self.token_bytes = torch.from_numpy(sizes).to(device)
+        self.nats = torch.zeros(2, dtype=torch.float64, device=device)  # on text, on padding
+        self.num = torch.zeros(2, dtype=torch.int64, device=device)
+        self.num_bytes = torch.zeros((), dtype=torch.int64, device=device)
+        shape = (len(model.layers), config.model.num_experts)
+        self.counts_real = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.counts_all = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.gate_entropy = torch.zeros(len(model.layers), dtype=torch.float64, device=device)
+
+    def add(self, batch: Batch, output: ModelOutput) -> None:
+        nats = output.nats.double()
+        real = batch.real
+        self.nats += torch.stack(((nats * real).sum(), (nats * ~real).sum()))
+        self.num += torch.stack((real.sum(), (~real).sum()))
+        self.num_bytes += self.token_bytes[batch.targets][real].sum()
+        for place, routing in enumerate(output.routings):
+            assert routing.experts is not None
+            assert routing.gates is not None
+            experts = self.config.model.num_experts
+            self.counts_real[place] += count_selections(routing.experts, experts, real)
+            self.counts_all[place] += count_selections(routing.experts, experts)
+            self.gate_entropy[place] += gate_entropy_nats(routing.gates, real) * int(real.sum())
+
+    def add_up(self, team: Team) -> None:
+        """Complete the sums by what the other processes have scored."""
+        team.sum_in_place([self.nats, self.num, self.num_bytes, self.counts_real, self.counts_all, self.gate_entropy])
+
+    def result(self) -> Evaluation:
+        text_nats, padding_nats = self.nats.tolist()
+        num_text, num_padding = self.num.tolist()
+        loss = text_nats / num_text
+        share = num_text / (num_text + num_padding)
+        on_padding = padding_nats / num_padding if num_padding and self.config.data.loss_on != "text" else None
+        padded = None if self.config.data.loss_on == "text" else share * loss + (1 - share) * (on_padding or 0.0)
+        num_bytes = int(self.num_bytes)
+        return Evaluation(
+            loss=loss,
+            loss_on_padding=on_padding,
+            loss_padded=padded,
+            perplexity=math.exp(min(loss, 700.0)),
+            bits_per_byte=text_nats / LN2 / num_bytes if num_bytes else math.nan,
+            num_tokens=num_text,
+            num_bytes=num_bytes,
+            text_share=share,
+            layers=tuple(self._layer(place) for place in range(len(self.counts_real))),
+        )
+
+    def _layer(self, place: int) -> dict[str, Any]:
+        counted = self.counts_all if self.config.data.count_padding else self.counts_real
+        figures = {"layer": place} | summarize_usage(counted[place])
+        if self.config.data.count_padding:
+            real = summarize_usage(self.counts_real[place])
+            figures |= {"gini_real": real["gini"], "entropy_bits_real": real["entropy_bits"]}
+        figures["gate_entropy_nats"] = float(self.gate_entropy[place]) / max(1, int(self.num[0]))
+        return figures
+
+
+def evaluation_batches(rows: Rows, config: RunConfig, *, in_order: bool = False) -> Batches:
+    """Every row once: padded to seq_len where padding is scored, else as long as it must be."""
+    scored = config.data.loss_on == "all_positions" or config.data.count_padding
+    data = config.data.override({"batching": "padded"}) if scored or in_order else config.data
+    if data.batching == "packed":
+        data = data.override({"batching": "bucketed"})
+    return Batches(rows, data, rows_a_step=config.data.batch_size, seed=0, keep_partial=True)
+
+
+@torch.no_grad()
+def evaluate(
+    model: SomeLM,
+    rows: Rows,
+    config: RunConfig,
+    token_bytes: np.ndarray,
+    device: torch.device,
+    *,
+    bf16: bool = False,
+    adapt: bool = False,
+    team: Team = ALONE,
+) -> Evaluation:
+    """Score every row. Keys stay still, unless `adapt`: then they move after each batch has been scored.
+
+    The processes of a team take turns at the batches, and all return the same figures.
+    """
+    assert team.alone or not adapt, "keys that move by some of the batches would differ between processes"
+    tally = Tally(model, config, token_bytes, device)
+    batches = evaluation_batches(rows, config, in_order=adapt)
+    for step, batch in enumerate(batches.epoch(0, shuffle=False)):
+        if step % team.size != team.rank:
+            continue
+        batch = batch.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            output = forward(model, batch, config, step, score=True, sums=adapt)
+        tally.add(batch, output)
+        if adapt:
+            # A pull that changes during a run has its last strength: the run is over.
+            model.gravity_step(output.routings, step + 1, total_steps=1)
+    tally.add_up(team)
+    return tally.result()

@@ -1,0 +1,399 @@
+"""The training loop, read downwards: next batch → one step → record → now and then evaluate, save, look.
+
+Everything that must survive the process is in `Progress` and the checkpoint; the order of the data and every
+random choice follow from (seed, step). So a run that was killed and resumed ends with the same bits on a CPU.
+"""
+
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from some_moe.config import ConfigError, RunConfig
+from some_moe.data.batches import Batches
+from some_moe.data.dataset import Dataset, prepare
+from some_moe.data.tokenizer import Tokenizer
+from some_moe.hashing import derive_key
+from some_moe.metrics.usage import gini
+from some_moe.model.transformer import SomeLM
+from some_moe.parallel.distributed import ALONE, Team, TeamError, digest_tensors
+from some_moe.sinks.board import Board
+from some_moe.training.checkpoint import (
+    describe_libraries,
+    load_model,
+    load_optimizer,
+    prune_checkpoints,
+    read_state,
+    save_checkpoint,
+)
+from some_moe.training.display import Display
+from some_moe.training.evaluate import Evaluation, evaluate
+from some_moe.training.machine import Machine, choose_machine
+from some_moe.training.optim import make_optimizer
+from some_moe.training.recorder import RunFolder
+from some_moe.training.result import epoch_record, make_result
+from some_moe.training.samples import sample_text
+from some_moe.training.step import StepResult
+from some_moe.training.stepper import Stepper
+from some_moe.training.stopping import Interrupts, TrainingStoppedError
+
+
+@dataclass
+class Progress:
+    """How far a run has come: everything but the tensors. Saved as JSON, which keeps every float exactly."""
+
+    step: int = 0
+    tokens: int = 0  # real tokens trained on
+    seconds: float = 0.0  # in training steps, compiling apart
+    compile_seconds: float = 0.0
+    epoch_loss: float = 0.0  # sum of the step losses of the present epoch
+    epoch_steps: int = 0
+    best_val_loss: float | None = None
+    best_step: int | None = None
+    stale: int = 0  # evaluations since the best one
+    stopped_early: bool = False
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Trainer:
+    """One run from its config to its result; in a team, every process has one, and they go in step."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        display: Display,
+        tokenizer: Tokenizer | None = None,
+        team: Team = ALONE,
+    ) -> None:
+        self.config, self.folder, self.display, self.team = config, folder, display, team
+        self.machine: Machine = choose_machine(config.train, team)
+        rows_a_step = config.rows_a_step
+        team.refuse_uneven(rows_a_step)
+        team.join(self.machine.device)
+        with team.one_goes_first():
+            self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer)
+        self.token_bytes = self.dataset.tokenizer.token_bytes()
+        self.batches = Batches(
+            self.dataset.train,
+            config.data,
+            rows_a_step=rows_a_step,
+            seed=config.train.seed,
+            for_gpu=self.machine.device.type == "cuda",
+        )
+        if len(self.batches) == 0:
+            raise ConfigError(
+                f"data.source {config.data.source!r} gives {self.batches.num_rows} training rows, fewer than one step "
+                f"of {rows_a_step}; lower data.batch_size or give more stories"
+            )
+        self.steps_an_epoch = len(self.batches)
+        self.total_steps = min(self.steps_an_epoch * config.train.epochs, config.train.max_steps or 10**12)
+        self.model = SomeLM(
+            config.model,
+            config.gravity,
+            seed=config.train.seed,
+            kernel=config.train.kernel,
+            checkpoint_activations=config.train.checkpoint_activations,
+            device=self.machine.device,
+        )
+        self.optimizer = make_optimizer(self.model, config.train)
+        self.stepper = Stepper(self.model, self.optimizer, config, self.total_steps, self.machine, team)
+        self.libraries = describe_libraries(self.model)
+        self.progress = Progress()
+        shape = (len(self.model.layers), config.model.num_experts)
+        self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
+        self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and team.leads else None
+        self.last_valid: Evaluation | None = None  # of the last step evaluated, which ends every run
+        self.saved_step: int | None = None
+        self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not team.alone)
+        self.interrupted = False  # in this process or another of the team
+        self.unread: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since the last look
+        self.clock = 0.0
+
+    # --- saving and restoring -------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint, unless this step has one; then remove what is no longer needed."""
+        if self.saved_step == self.progress.step:
+            return
+        self.verify_team()
+        if self.team.leads:
+            state = asdict(self.progress) | {"libraries": self.libraries, "data_digest": self.dataset.digest}
+            extra = {"epoch_counts": self.epoch_counts}
+            save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
+            prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
+        self.saved_step = self.progress.step
+        self.team.meet()  # a process that ended now would have the one that writes killed
+
+    def verify_team(self) -> None:
+        """Go on only if every process of a team holds the same."""
+        if not self.team.alone:
+            tensors = digest_tensors(self.model.state_dict())
+            held = {"settings": self.config.to_yaml(), "data": self.dataset.digest, "experts": str(self.libraries)}
+            self.team.verify(held | {"parameters and keys": tensors})
+
+    def restore(self, place: Path) -> None:
+        """Continue from a checkpoint, to the same bits as if nothing had happened."""
+        state = read_state(place)
+        if state["data_digest"] != self.dataset.digest:
+            raise ConfigError(
+                f"data.source {self.config.data.source!r} has changed since {str(place)!r} was saved; restore the "
+                "data, or start a new run with --init-from"
+            )
+        load_model(place, self.model, state)
+        extra = load_optimizer(place, self.model, self.optimizer, ("epoch_counts",))
+        self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
+        self.progress = Progress(**{name: state[name] for name in asdict(self.progress)})
+        self.saved_step = self.progress.step
+        self.folder.cut_back(self.progress.step)
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the result."""
+        progress = self.progress
+        self.display.begin(progress.step, self.total_steps)
+        if progress.step == 0:
+            self.snapshot_keys()
+        with self.interrupts:
+            while progress.step < self.total_steps and not progress.stopped_early:
+                epoch, first = divmod(progress.step, self.steps_an_epoch)
+                self.clock = time.perf_counter()
+                for batch in self.batches.epoch(epoch, first):
+                    # --- a single training step ---
+                    result = self.stepper(batch, progress.step)
+                    # --- what it leaves behind: a GPU is not asked for it until somebody looks ---
+                    progress.step += 1
+                    progress.tokens += batch.num_real
+                    self.unread.append((result.loss, result.gradient_norm))
+                    if result.routings:
+                        self.epoch_counts += torch.stack([routing.counts for routing in result.routings])
+                    self.display.advance(progress.step)
+                    # --- now and then ---
+                    if self.is_time_to_look(progress.step):
+                        self.interrupted = self.team.any(self.interrupts.noted)  # nobody stops alone
+                        self.read_losses(result)
+                        self.look_up(epoch)
+                        self.clock = time.perf_counter()
+                    if progress.stopped_early or progress.step >= self.total_steps:
+                        break
+        return self.finish()
+
+    def is_time_to_look(self, step: int) -> bool:
+        """Whether anything is to be done at this step but learning."""
+        config = self.config.train
+        periods = (config.log_every, config.snapshot_every, config.sample_every, config.eval_every, config.save_every)
+        due = any(every > 0 and step % every == 0 for every in periods)
+        ends = step % self.steps_an_epoch == 0 or step == self.total_steps
+        # A team looks at the same steps in every process, whichever of them was interrupted.
+        asked = self.interrupts.noted and self.team.alone
+        return due or ends or asked or self.machine.device.type == "cpu"
+
+    def read_losses(self, result: StepResult) -> None:
+        """Fetch the losses of the steps since the last look; stop at the first that is not a number."""
+        progress = self.progress
+        first = progress.step - len(self.unread) + 1
+        figures = torch.stack([torch.stack((loss.double(), norm.double())) for loss, norm in self.unread]).tolist()
+        self.unread.clear()
+        compiled, self.stepper.compile_seconds = self.stepper.compile_seconds, 0.0
+        progress.compile_seconds += compiled
+        progress.seconds += time.perf_counter() - self.clock - compiled
+        for step, (loss, norm) in enumerate(figures, first):
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                raise TrainingStoppedError(self.describe_divergence(loss, norm, step))
+            progress.epoch_loss += loss
+            progress.epoch_steps += 1
+        if progress.step % self.config.train.log_every == 0 or progress.step == self.total_steps:
+            self.log(loss, norm, result.rate, result.top_k, self.middle_gini(result))
+
+    def look_up(self, epoch: int) -> None:
+        """Snapshot, sample, evaluate and save, where this step asks for it."""
+        progress, config = self.progress, self.config.train
+        step = progress.step
+        ends_epoch = step % self.steps_an_epoch == 0 or step == self.total_steps
+
+        def due(every: int) -> bool:
+            return every > 0 and step % every == 0
+
+        if due(config.snapshot_every) or step == self.total_steps:
+            self.snapshot_keys()
+        if due(config.sample_every) or ends_epoch:
+            self.sample()
+        if due(config.eval_every) or ends_epoch:
+            self.evaluate(epoch, ends_epoch)
+            self.save()
+        elif due(config.save_every):
+            self.save()
+        if self.interrupted:
+            self.save()
+            raise TrainingStoppedError(
+                f"interrupted at step {step}, which is saved; continue with: "
+                f"some train --out {self.folder} --resume auto",
+                code=130,
+            )
+
+    def evaluate(self, epoch: int, ends_epoch: bool) -> None:
+        """Measure on valid, remember the best, and close the books of an epoch that ends."""
+        progress = self.progress
+        found = self.last_valid = self.measure("valid")
+        if progress.best_val_loss is None or found.loss < progress.best_val_loss:
+            progress.best_val_loss, progress.best_step, progress.stale = found.loss, progress.step, 0
+        else:
+            progress.stale += 1
+            progress.stopped_early = 0 < self.config.train.early_stop <= progress.stale
+        record = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens} | {
+            f"val_{name}" if name.startswith("loss") else name: value for name, value in found.to_dict().items()
+        }
+        self.record(record)
+        self.display.say(self.describe_evaluation(epoch, found))
+        if ends_epoch or progress.stopped_early:
+            train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
+            counts = [row.cpu() for row in self.epoch_counts]
+            progress.epochs.append(epoch_record(epoch + 1, progress.step, progress.tokens, train_loss, found, counts))
+            progress.epoch_loss, progress.epoch_steps = 0.0, 0
+            self.epoch_counts.zero_()
+
+    def measure(self, split: str) -> Evaluation:
+        rows = getattr(self.dataset, split)
+        # Compiling the forward pass alone, for every length, would cost more than it saves here.
+        with torch.compiler.set_stance("force_eager"):
+            device, bf16 = self.machine.device, self.machine.bf16
+            return evaluate(self.model, rows, self.config, self.token_bytes, device, bf16=bf16, team=self.team)
+
+    def finish(self) -> dict[str, Any]:
+        """Report by test, on the checkpoint that valid chose, and write result.json."""
+        progress = self.progress
+        valid, test_last = self.last_valid or self.measure("valid"), self.measure("test")
+        test_best = test_last
+        best = self.folder.checkpoints / f"step-{progress.best_step}"
+        if progress.best_step != progress.step and best.is_dir():
+            last = {name: value.clone() for name, value in self.model.state_dict().items()}
+            load_model(best, self.model, read_state(best))
+            test_best = self.measure("test")
+            self.model.load_state_dict(last)
+        device, digest = self.team.describe(self.machine.describe()), self.dataset.digest
+        result = make_result(self.config, self.model, asdict(progress), valid, test_best, test_last, device, digest)
+        self.folder.write_result(result)
+        return result
+
+    # --- small things ---------------------------------------------------------------------------------------
+
+    def snapshot_keys(self) -> None:
+        keys: dict[str, Tensor] = {}
+        for layer in self.model.layers:
+            if layer.state is not None:
+                keys |= {f"{layer.layer}.keys": layer.state.keys, f"{layer.layer}.usage": layer.state.usage}
+        if keys and self.config.train.snapshot_every:
+            self.folder.save_keys(self.progress.step, keys)
+
+    def sample(self) -> None:
+        config = self.config.train
+        if config.sample_tokens and self.team.leads:
+            tokenizer, seed = self.dataset.tokenizer, derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
+            with torch.compiler.set_stance("force_eager"):
+                text = sample_text(self.model, tokenizer, config.sample_prompt, config.sample_tokens, seed=seed)
+            self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
+
+    def middle_gini(self, result: Any) -> float | None:
+        """Gini of the middle layer in this step alone: what the bar shows."""
+        if not result.routings:
+            return None
+        return gini(result.routings[len(result.routings) // 2].counts)
+
+    def log(self, loss: float, norm: float, rate: float, top_k: int, usage: float | None) -> None:
+        progress = self.progress
+        speed = progress.tokens / progress.seconds if progress.seconds else 0.0
+        record = {
+            "step": progress.step,
+            "epoch": (progress.step - 1) // self.steps_an_epoch + 1,
+            "tokens": progress.tokens,
+            "train_loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": rate,
+            "top_k": top_k,
+            "gini_middle": usage,
+            "tokens_per_second": speed,
+        }
+        self.record(record)
+        self.display.show(progress.step, loss, speed, usage)
+
+    def record(self, figures: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl, and to TensorBoard where that is asked for."""
+        self.folder.append("metrics.jsonl", figures)
+        if self.board is not None:
+            self.board.add(figures)
+
+    def describe_evaluation(self, epoch: int, found: Evaluation) -> str:
+        text = f"epoch {epoch + 1}, step {self.progress.step}: val loss {found.loss:.4f}"
+        text += f", perplexity {found.perplexity:.2f}"
+        if found.loss_padded is not None:
+            text += f" (over padding too: {found.loss_padded:.4f})"
+        if found.layers:
+            middle = found.layers[len(found.layers) // 2]
+            text += (
+                f", middle layer gini {middle['gini']:.3f}, {middle['experts_used']}/{middle['num_experts']} experts"
+            )
+        return text
+
+    def describe_divergence(self, loss: float, norm: float, step: int) -> str:
+        what = f"norm of the gradient became {norm}" if math.isfinite(loss) else f"loss became {loss}"
+        kept = self.folder.describe_newest("good")
+        clip = "" if self.config.train.clip else " or set train.clip"
+        return f"the {what} at step {step}; {kept}; lower train.learning_rate{clip}"
+
+
+def start(
+    config: RunConfig,
+    folder: RunFolder,
+    display: Display,
+    command: str,
+    init_from: Path | None = None,
+    team: Team = ALONE,
+) -> Trainer:
+    """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with."""
+    folder.refuse_if_used()
+    tokenizer = None if init_from is None else RunFolder(init_from.parent.parent).read_tokenizer()
+    trainer = Trainer(config, folder, display, tokenizer, team)
+    if init_from is not None:
+        load_model(init_from, trainer.model, read_state(init_from))
+    trainer.verify_team()
+    with folder.claim(), folder.writing():
+        folder.create(trainer.dataset.tokenizer.to_json(), command, team.describe(trainer.machine.describe()))
+        if init_from is not None:
+            trainer.save()  # a run that dies early begins again with these weights, not with the seed's
+        folder.write_config(config)
+    return trainer
+
+
+def resume(folder: RunFolder, display: Display, place: Path | None, team: Team = ALONE) -> Trainer:
+    """Continue a run from a checkpoint, or from its beginning where it has none yet."""
+    with folder.claim():
+        trainer = Trainer(folder.read_config(), folder, display, folder.read_tokenizer(), team)
+        if place is None:
+            folder.cut_back(-1)
+        else:
+            trainer.restore(place)
+        trainer.verify_team()
+    return trainer
+
+
+def train(trainer: Trainer) -> dict[str, Any]:
+    """Run to the end. A disk that is full, or a process that is gone, ends it with a sentence, the checkpoint whole."""
+    try:
+        with trainer.display:
+            return trainer.run()
+    except TeamError as error:
+        kept = trainer.folder.describe_newest("whole")
+        raise TeamError(f"{error}; {kept}; continue with --resume auto") from None
+    except OSError as error:
+        kept = trainer.folder.describe_newest("whole")
+        raise TrainingStoppedError(
+            f"cannot write to {trainer.folder} ({error.strerror or error}); {kept}; "
+            "make room and continue with --resume auto"
+        ) from None
+    finally:
+        trainer.folder.release()

@@ -1,0 +1,165 @@
+"""On a GPU: recorded steps equal ordinary ones, wait for nothing, and the whole model compiles as one graph."""
+
+import itertools
+import math
+import threading
+
+import pytest
+import torch
+
+from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
+from some_moe.data.batches import Batch
+from some_moe.model.transformer import SomeLM
+from some_moe.training.machine import choose_machine, settle_experts
+from some_moe.training.optim import make_optimizer
+from some_moe.training.step import prepare
+from some_moe.training.stepper import Stepper
+from some_moe.training.tray import Tray, list_tensors
+
+pytestmark = pytest.mark.gpu
+
+
+def make_config(compile_model: bool, kernel: str = "auto") -> RunConfig:
+    return settle_experts(
+        RunConfig(
+            model=ModelConfig(
+                d_model=64, num_layers=3, num_heads=2, vocab_size=512, num_experts=16, d_ffn=128, top_k=2
+            ),
+            gravity=GravityConfig(),
+            data=DataConfig(seq_len=128, batch_size=8, batching="padded"),
+            train=TrainConfig(device="cuda", compile=compile_model, kernel=kernel, learning_rate=1e-3),
+        )
+    )
+
+
+def make_batch(seed: int) -> Batch:
+    tokens = torch.randint(3, 512, (8, 129), generator=torch.Generator().manual_seed(seed))
+    return Batch(
+        inputs=tokens[:, :-1].contiguous(),
+        targets=tokens[:, 1:].contiguous(),
+        real=torch.ones(8, 128, dtype=torch.bool),
+        rows=torch.arange(8),
+    ).pin()
+
+
+def make_stepper(config: RunConfig) -> Stepper:
+    machine = choose_machine(config.train)
+    model = SomeLM(config.model, config.gravity, kernel=config.train.kernel, device="cuda")
+    return Stepper(model, make_optimizer(model, config.train), config, 1000, machine)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_recorded_steps_learn_as_ordinary_ones_do() -> None:
+    losses = []
+    for compile_model in (False, True):
+        stepper = make_stepper(make_config(compile_model))
+        losses.append([float(stepper(make_batch(step % 4), step).loss) for step in range(12)])
+        assert bool(stepper.recordings) is compile_model
+    assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-2)
+    assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_recorded_step_follows_the_rate_and_moves_the_keys() -> None:
+    """Both are numbers that a recording could have kept as they were when it was made."""
+    ends = {}
+    for rate_now in (False, True):
+        stepper = make_stepper(make_config(True))
+        if not rate_now:
+            stepper.rate_at = lambda _step: 0.0  # type: ignore[method-assign]
+        before = {}
+        for step in range(8):
+            stepper(make_batch(step % 4), step)
+            if step == 4:  # the recording is made
+                assert stepper.recordings
+                before = {name: tensor.clone() for name, tensor in stepper.model.state_dict().items()}
+        ends[rate_now] = before, stepper.model.state_dict()
+    for rate_now, (before, after) in ends.items():
+        assert all(not torch.equal(before[name], after[name]) for name in before if name.endswith("state.keys"))
+        assert torch.equal(before["head.weight"], after["head.weight"]) is not rate_now
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kernel", "precision"), [("reference", "bf16"), ("cpu", "fp32"), ("auto", "fp32")])
+def test_experts_that_are_a_loop_train_compiled_without_a_recording(kernel: str, precision: str) -> None:
+    changes = {"train.precision": precision, "model.trainability": "full", "model.expert_dtype": "float32"}
+    stepper = make_stepper(make_config(True, kernel).override(changes))
+    losses = [float(stepper(make_batch(step % 4), step).loss) for step in range(6)]
+    assert not stepper.recordings
+    assert losses[4] < losses[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_is_recorded_while_another_thread_pins_batches() -> None:
+    stepper, over, refused = make_stepper(make_config(True)), threading.Event(), []
+
+    def pin_on() -> None:
+        for number in itertools.count(1):
+            if over.is_set():
+                return
+            try:
+                torch.empty(4096 * number % 2**24 + 1).pin_memory()  # other sizes: memory that is not at hand yet
+            except RuntimeError as error:
+                refused.append(error)
+
+    thread = threading.Thread(target=pin_on)
+    thread.start()
+    try:
+        losses = [float(stepper(make_batch(step % 4), step).loss) for step in range(8)]
+    finally:
+        over.set()
+        thread.join()
+    assert stepper.recordings
+    assert not refused
+    assert all(map(math.isfinite, losses))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_steps_wait_for_nothing() -> None:
+    stepper = make_stepper(make_config(True))
+    batches = [make_batch(step) for step in range(4)]
+    for step in range(6):
+        stepper(batches[step % 4], step)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(6, 12):
+            stepper(batches[step % 4], step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_inputs_arrive_in_time_and_are_not_overtaken_by_later_ones() -> None:
+    config = make_config(True)
+    sent = [prepare(make_batch(step), config, step, torch.device("cpu")) for step in range(20)]
+    tray = Tray(sent[0], torch.device("cuda"))
+    arrived = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for inputs in sent:
+            torch.cuda._sleep(5_000_000)  # the step before is at work for a few milliseconds
+            tray.bring(inputs)
+            arrived.append([tensor.clone() for tensor in list_tensors(tray.inputs)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for inputs, found in zip(sent, arrived, strict=True):
+        for expected, tensor in zip(list_tensors(inputs), found, strict=True):
+            assert torch.equal(tensor.cpu(), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_whole_model_is_one_graph() -> None:
+    config = make_config(False)
+    model = SomeLM(config.model, config.gravity, device="cuda")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    batch = make_batch(0)
+    salt = torch.zeros(2, dtype=torch.int32, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        output = compiled(batch.inputs.cuda(), salt=salt, targets=batch.targets.cuda())
+        plain = model(batch.inputs.cuda(), salt=salt, targets=batch.targets.cuda())
+    assert torch.allclose(output.nats, plain.nats, atol=5e-2)
+    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(output.nats.sum(), list(wanted.values()))
+    expected = torch.autograd.grad(plain.nats.sum(), list(wanted.values()))
+    for name, left, right in zip(wanted, found, expected, strict=True):
+        assert right.norm() > 0, name
+        assert (left - right).norm() < 5e-2 * right.norm(), name

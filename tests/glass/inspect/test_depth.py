@@ -1,0 +1,81 @@
+"""Depth: slopes and peaks by hand, and a verdict that asks for a sure and significant change."""
+
+import numpy as np
+import pytest
+
+from some_moe.glass.inspect.association import bootstrap_weights, count_table, entropy_bits, mutual_information
+from some_moe.glass.inspect.depth import CLAIMS, Depth, bootstrap_depth, judge_depth, peak_weights, slope_weights
+
+SURE = np.full(3, 0.001)
+
+
+def make_depth(family: str, found: list[float], spread: float = 0.001) -> Depth:
+    random = np.random.default_rng(0)
+    return Depth(family, np.array(found), np.array(found) + spread * random.normal(size=(400, len(found))))
+
+
+def published_order() -> list[Depth]:
+    return [
+        make_depth("identity", [0.5, 0.3, 0.1]),
+        make_depth("part of speech", [0.1, 0.2, 0.1]),
+        make_depth("plot part", [0.0, 0.1, 0.2]),
+    ]
+
+
+def test_slope_and_peak_by_hand() -> None:
+    assert np.array([0.1, 0.3, 0.5]) @ slope_weights(3) == pytest.approx(0.4)
+    assert np.array([1.0, 1.0, 4.0, 4.0]) @ slope_weights(4) == pytest.approx(3.6)
+    assert peak_weights(5).tolist() == [-0.5, 0, 1, 0, -0.5]
+
+
+def test_the_published_order_is_recognised() -> None:
+    found = judge_depth(published_order(), [SURE] * 3, level=0.01)
+    assert found["statement"].startswith("Specialisation follows the published order")
+    assert [slope["holds"] for slope in found["slopes"]] == [True, True, True]
+    assert [slope["name"] for slope in found["slopes"]] == [claim[0] for claim in CLAIMS.values()]
+
+
+def test_the_reverse_order_is_refused() -> None:
+    depths = [Depth(one.family, one.found[::-1] - one.found.min(), one.draws[:, ::-1]) for one in published_order()]
+    found = judge_depth(depths, [SURE] * 3, level=0.01)
+    assert "does not follow" in found["statement"]
+    assert not found["slopes"][0]["holds"]
+    assert not found["slopes"][2]["holds"]
+
+
+def test_a_rise_of_something_that_is_not_there_is_no_storyteller() -> None:
+    found = judge_depth(published_order(), [SURE, SURE, np.array([0.9, 0.9, 0.9])], level=0.01)
+    assert [slope["holds"] for slope in found["slopes"]] == [True, True, False]
+    assert "no more of it than chance" in found["statement"]
+
+
+def test_what_lies_below_chance_does_not_rise() -> None:
+    depths = [*published_order()[:2], make_depth("plot part", [-0.2, -0.1, -0.02], 0.001)]
+    slope = judge_depth(depths, [SURE] * 3, level=0.01)["slopes"][2]
+    assert slope["slope"] == 0
+    assert not slope["holds"]
+
+
+def test_an_uncertain_rise_is_open() -> None:
+    depths = [*published_order()[:2], make_depth("plot part", [0.1, 0.1, 0.11], 0.05)]
+    assert "Storyteller is open" in judge_depth(depths, [SURE] * 3, level=0.01)["statement"]
+
+
+def test_bootstrap_of_stories_gives_the_information_and_draws_around_it() -> None:
+    random = np.random.default_rng(1)
+    labels, story = random.integers(0, 3, 900), np.repeat(np.arange(30), 30)
+    experts = np.stack(
+        [np.where(random.random(900) < share, labels, random.integers(0, 4, 900)) for share in (0.8, 0.2)]
+    )
+    experts = experts[:, :, None]
+    table = count_table(experts, labels, 4, 3)
+    bias = np.array([0.01, 0.02])
+    depth = bootstrap_depth(
+        "role", experts, labels, story, bootstrap_weights(30, 200, random), bias, num_experts=4, num_classes=3
+    )
+    expected = (mutual_information(table) - bias) / entropy_bits(table.sum(1))
+    assert depth.found == pytest.approx(expected, rel=1e-5)
+    for layer in range(2):
+        low, high = depth.layer_interval(layer, 0.01)
+        assert low < high < low + 0.3
+        assert low - 0.05 < expected[layer] < high + 0.05

@@ -1,0 +1,112 @@
+"""`some bench layer` and `some bench step`: what they print, write and refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from some_moe.cli import main
+
+LAYER = ["bench", "layer", "--d-model", "16", "--d-ffn", "24", "--num-experts", "6", "--top-k", "2", "--device", "cpu"]
+STEP = ["bench", "step", "--shape", "smoke", "--batch", "2", "--seq-len", "32", "--device", "cpu"]
+
+
+def test_layer_prints_a_table_and_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, results = tmp_path / "found.json", tmp_path / "RESULTS.md"
+    extra = ["--tokens", "16,32", "--seconds", "0.001", "--variants", "some cpu,torch-grouped,dense"]
+    assert main([*LAYER, *extra, "--json", str(found), "--markdown", str(results)]) == 0
+    printed = capsys.readouterr().out
+    assert "d16-f24-E6-k2, 32 tokens, skewed routing" in printed
+    assert "Ours beside the fastest peer that computes the same function" in printed
+    report = json.loads(found.read_text())
+    assert report["benchmark"] == "layer"
+    assert report["environment"]["command"].startswith("some bench layer --d-model 16")
+    assert str(tmp_path) not in json.dumps(report)
+    assert {"torch", "triton", "transformers", "commit", "device"} <= set(report["environment"])
+    assert [(case["tokens"], case["routing"]) for case in report["cases"]] == [
+        (16, "balanced"), (16, "skewed"), (32, "balanced"), (32, "skewed"),
+    ]  # fmt: skip
+    assert all(row["status"] == "ok" for case in report["cases"] for row in case["rows"])
+    text = results.read_text()
+    assert text.startswith("# Benchmarks\n\n## One layer's experts, ")
+    assert text.count("\n### ") == 4
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert sum(line.startswith("| some cpu |") for line in rows) == 4
+
+
+def test_step_prints_and_appends_a_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, results = tmp_path / "found.json", tmp_path / "RESULTS.md"
+    results.write_text("# Measured\n\nby hand\n")
+    assert main([*STEP, "--steps", "2", "--profile", f"--json={found}", "--markdown", str(results)]) == 0
+    printed = capsys.readouterr().out
+    assert "One training step of smoke, natural routing" in printed
+    assert "Where the time goes" in printed
+    report = json.loads(found.read_text())
+    assert report["step"]["repeats"] == 2
+    assert report["environment"]["command"].endswith("--steps 2 --profile")
+    text = results.read_text()
+    assert text.startswith("# Measured\n\nby hand\n\n## One training step of smoke, natural routing, ")
+    assert "| class | ms a step | share |" in text
+
+
+def test_a_run_cut_off_leaves_the_cases_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from some_moe.lab.bench import layer
+
+    whole = layer.run_case
+
+    def cut_off(*arguments: object) -> object:
+        if arguments[1] == 32:
+            raise KeyboardInterrupt
+        return whole(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(layer, "run_case", cut_off)
+    found = tmp_path / "found.json"
+    extra = ["--tokens", "16,32", "--seconds", "0.001", "--routing", "balanced", "--variants", "some cpu"]
+    assert main([*LAYER, *extra, "--json", str(found)]) == 130
+    assert [case["tokens"] for case in json.loads(found.read_text())["cases"]] == [16]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([*LAYER, "--tokens", "12,x"], "--tokens 'x' is not a count of tokens; give numbers such as 24576,32768"),
+        ([*LAYER, "--tokens", ","], "--tokens ',' names no count; give numbers such as 24576,32768"),
+        ([*LAYER, "--top-k", "7"], "top_k 7 is more than num_experts 6; lower top_k"),
+        ([*LAYER, "--d-model", "0"], "d_model 0 is out of range; use 1 or more"),
+        ([*LAYER, "--seconds", "0"], "--seconds 0.0 is out of range; use more than 0 and at most 600"),
+        ([*LAYER, "--launch", "both"], "--launch both needs a CUDA GPU; leave it out, or use --launch eager"),
+        (
+            [*LAYER, "--trainability", "full", "--tokens", "16,20"],
+            "--tokens 20 with --trainability full is not a multiple of 8, which the peers' weight gradients need; "
+            "use 24",
+        ),
+        ([*LAYER, "--lora-rank", "0"], "--lora-rank 0 is out of range; use 1 or more"),
+        ([*LAYER, "--variants", "best"], "--variants 'best' is not known on cpu; choose from some cpu, some grouped"),
+        ([*LAYER, "--json", "no/such/place.json"], "--json 'no/such/place.json' lies in a folder that does not exist"),
+        ([*LAYER, "--markdown", "."], "--markdown '.' is a folder; name a file in it"),
+        (["bench", "layer", "--shapes", "A11", "--device", "cpu"], "'A11' is not a registered experiment"),
+        (["bench", "layer", "--shapes", "dense-equal-trainable", "--device", "cpu"], "has no experts to measure"),
+        (["bench", "layer", "--device", "tpu"], "train.device 'tpu' is"),
+        ([*STEP, "--batch", "0"], "--batch 0 is out of range; use 1 or more"),
+        ([*STEP, "--seq-len", "1"], "--seq-len 1 is out of range; use 2 or more"),
+        ([*STEP, "--steps", "0"], "--steps 0 is out of range; use 1 or more"),
+        ([*STEP, "--shape", "smok"], "'smok' is not a preset; did you mean 'smoke'?"),
+        ([*STEP, "--kernel", "fast"], "train.kernel must be"),
+        ([*STEP, "--num-experts", "1"], "top_k 2 is more than num_experts 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("some: ")
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,176 @@
+"""One process of a team, as test_distributed.py starts it: a fork of a server that has imported torch already.
+
+Globals that the test sets: `environment` (what torchrun would say), `job`, `place` (a folder) and `options`.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from some_moe import cli
+from some_moe.commands import training
+from some_moe.config import ConfigError, DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
+from some_moe.data.batches import Batches, Rows
+from some_moe.data.tokenizer import BOS, EOS
+from some_moe.model.record import Routing
+from some_moe.model.transformer import SomeLM
+from some_moe.parallel import distributed
+from some_moe.parallel.distributed import ALONE, Team
+from some_moe.training import loop
+from some_moe.training.evaluate import evaluate
+from some_moe.training.optim import make_optimizer
+from some_moe.training.step import train_step
+
+CPU = torch.device("cpu")
+MODEL = ModelConfig(
+    d_model=16, num_layers=2, num_heads=2, vocab_size=20, num_experts=4, d_ffn=8, top_k=2, center_queries=True
+)
+GRAVITY = GravityConfig(
+    alpha=0.1,
+    delta=0.1,
+    theta_percentile=0.3,
+    decay_mode="seek",
+    respawn_below=0.97,
+    respawn_patience=1,
+    token_fraction=0.5,
+    ema_decay=0.5,
+)
+STEPS = 5
+# Rows a step, rows a micro-batch, and the convention. Two short rows have fewer tokens than gravity would sample.
+CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "bucketed": (16, 16, {}),
+    "accumulated": (32, 8, {}),
+    "packed": (8, 8, {"batching": "packed"}),
+    "padding counts": (16, 16, {"batching": "padded", "loss_on": "all_positions", "count_padding": True}),
+    "few tokens": (2, 2, {}),
+}
+
+
+def make_rows(count: int) -> Rows:
+    random = np.random.default_rng(0)
+    lengths = random.integers(2, 33, count)
+    stories = [np.array([BOS, *random.integers(3, 20, n - 1), EOS], dtype=np.uint16) for n in lengths]
+    return Rows(np.concatenate(stories), np.cumsum([0, *map(len, stories)]))
+
+
+def take_steps(team: Team = ALONE) -> dict[str, torch.Tensor]:
+    """Five steps of each case in float64: losses, the last step's routing, parameters and keys."""
+    found: dict[str, torch.Tensor] = {}
+    for case, (rows_a_step, batch_size, data) in CASES.items():
+        config = RunConfig(
+            model=MODEL,
+            gravity=GRAVITY,
+            data=DataConfig(seq_len=40, batch_size=batch_size, **data),
+            train=TrainConfig(learning_rate=3e-3),
+        )
+        batches = Batches(make_rows(400), config.data, rows_a_step=rows_a_step, seed=1)
+        model = SomeLM(MODEL, GRAVITY).double()
+        optimizer = make_optimizer(model, config.train)
+        losses = []
+        for step, batch in zip(range(STEPS), batches.epoch(0), strict=False):
+            result = train_step(model, optimizer, batch, config, step, STEPS, device=CPU, team=team)
+            losses.append(result.loss)
+        found[f"{case}/losses"] = torch.stack(losses)
+        for layer, routing in enumerate(result.routings):
+            values = {f.name: getattr(routing, f.name) for f in fields(Routing)}
+            found |= {f"{case}/{layer}.{name}": value for name, value in values.items() if value is not None}
+        found |= {f"{case}/{name}": value for name, value in model.state_dict().items()}
+    return {name: value.contiguous() for name, value in found.items()}
+
+
+def measure(num_rows: int, team: Team = ALONE) -> dict[str, Any]:
+    """Score rows, eight at a time."""
+    config = RunConfig(model=MODEL, gravity=GRAVITY, data=DataConfig(seq_len=40, batch_size=8))
+    return evaluate(SomeLM(MODEL, GRAVITY), make_rows(num_rows), config, np.arange(20), CPU, team=team).to_dict()
+
+
+def run_steps(place: Path, options: dict[str, Any]) -> int:
+    with Team.from_environment() as team:
+        team.join(CPU)
+        save_file(take_steps(team), place / f"steps-{team.rank}.safetensors")
+        messages = [team.any(False), team.any(team.rank == 1), team.meet(f"note {team.rank}")]
+        (place / f"messages-{team.rank}.json").write_text(json.dumps(messages))
+        figures = [measure(num_rows, team) for num_rows in options["measure"]]
+        (place / f"figures-{team.rank}.json").write_text(json.dumps(figures))
+    return 0
+
+
+# --- what may happen to one process ---------------------------------------------------------------------------
+
+
+def die(trainer: loop.Trainer) -> None:  # noqa: ARG001
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def freeze(trainer: loop.Trainer) -> None:  # noqa: ARG001
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def be_asked_to_stop(trainer: loop.Trainer) -> None:  # noqa: ARG001
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # and once more, by a launcher that passes it on
+
+
+def drift(trainer: loop.Trainer) -> None:
+    with torch.no_grad():
+        trainer.model.head.bias[3] += 1e-6
+
+
+DEEDS: dict[str, Callable[[loop.Trainer], None]] = {
+    "die": die,
+    "freeze": freeze,
+    "be asked to stop": be_asked_to_stop,
+    "drift": drift,
+}
+
+
+def befall(deed: Callable[[loop.Trainer], None], at_step: int) -> None:
+    original = loop.Trainer.is_time_to_look
+
+    def is_time_to_look(trainer: loop.Trainer, step: int) -> bool:
+        if step == at_step:
+            deed(trainer)
+        return original(trainer, step)
+
+    loop.Trainer.is_time_to_look = is_time_to_look  # type: ignore[method-assign]
+
+
+def find_no_data(*arguments: Any) -> Any:  # noqa: ARG001
+    raise ConfigError("data.source 'x' does not exist here; give another")
+
+
+def run_command(place: Path, options: dict[str, Any]) -> int:
+    """Run `some` with options["words"]; its output goes to files. options["deed"] befalls the second process."""
+    rank = os.environ["RANK"]
+    for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
+        with (place / f"{name}-{rank}").open("w") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    training.FAREWELL_SECONDS = 0.0
+    distributed.PATIENCE = timedelta(seconds=options.get("patience", 60))
+    words, deed = options["words"], options.get("deed")
+    if rank == "1" and deed == "have another seed":
+        words = [*words, "--train.seed", "1"]
+    elif rank == "1" and deed == "find no data":
+        loop.prepare = find_no_data
+    elif rank == "1" and deed is not None:
+        befall(DEEDS[deed], options["at_step"])
+    code = cli.main(words)
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    os.environ.update(globals()["environment"])
+    jobs = {"steps": run_steps, "command": run_command}
+    sys.exit(jobs[globals()["job"]](Path(globals()["place"]), globals()["options"]))

@@ -1,0 +1,288 @@
+"""Several processes on this machine: they end with one another's bits, and with one process's figures."""
+
+import json
+import multiprocessing
+import os
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from some_moe.cli import main
+from some_moe.config import ConfigError, TrainConfig
+from some_moe.parallel.distributed import BUCKET_BYTES, Team, digest_tensors, fill_buckets
+from some_moe.training.checkpoint import list_checkpoints
+from some_moe.training.machine import choose_machine
+from some_moe.training.recorder import read_log
+
+MEMBER = Path(__file__).with_name("team_member.py")
+PATIENCE_SECONDS = 60
+UNEVEN = [45, 5]  # rows to score in batches of eight: six batches, the last of them short; and one batch for two
+
+# Twelve steps of 8 rows; three batches to validate on, so that two processes score unequal shares.
+SETTINGS = [
+    *("train", "--preset", "smoke", "--data.train-subset-size", "48", "--data.val-subset-size", "20"),
+    *("--train.sample-tokens", "4", "--train.log-every", "1", "--model.center-queries", "true"),
+    *("--gravity.delta", "0.05", "--gravity.theta-percentile", "0.3", "--gravity.token-fraction", "0.5"),
+    *("--gravity.respawn-below", "0.9", "--gravity.respawn-patience", "2"),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Members:
+    """Starts teams of two processes, each a quick fork of one server that has imported what they need."""
+
+    def __init__(self, cache: Path) -> None:
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["some_moe.training.loop", "some_moe.commands.training"])
+        self.cache = cache
+
+    def run(self, job: str, place: Path, *, frozen: bool = False, **options: Any) -> list[int | None]:
+        """Run a job of team_member.py in both; return their exit codes. `frozen`: the second will not end by itself."""
+        place.mkdir(exist_ok=True)
+        shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        shared |= {"MASTER_PORT": str(free_port()), "SOME_CACHE": str(self.cache)}
+        processes = []
+        for rank in range(2):
+            told = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            what = {"environment": told, "job": job, "place": str(place), "options": options}
+            processes.append(self.context.Process(target=runpy.run_path, args=(str(MEMBER), what, "__main__")))
+        for process in processes:
+            process.start()
+        processes[0].join(PATIENCE_SECONDS)
+        processes[1].join(0 if frozen else PATIENCE_SECONDS)
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+            process.join()
+        return codes
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    return Members(tmp_path_factory.getbasetemp() / "cache")
+
+
+@pytest.fixture(scope="module")
+def alone(members: Members, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process that the teams' runs are held against."""
+    os.environ["SOME_CACHE"] = str(members.cache)
+    path = tmp_path_factory.mktemp("alone") / "run"
+    assert main([*SETTINGS, "--out", str(path)]) == 0
+    return path
+
+
+def said(place: Path, stream: str = "err") -> list[str]:
+    return [(place / f"{stream}-{rank}").read_text() for rank in range(2)]
+
+
+def assert_agree(left: Path, right: Path) -> None:
+    """Same losses, logs, parameters, keys and optimizer, but for rounding."""
+    results = [json.loads((path / "result.json").read_text()) for path in (left, right)]
+    for name in ("train_loss", "val_loss", "best_val_loss", "test_loss", "bits_per_byte"):
+        assert results[0][name] == pytest.approx(results[1][name], abs=1e-5), name
+    assert results[0]["tokens"] == results[1]["tokens"]
+    logs = [read_log(path / "metrics.jsonl") for path in (left, right)]
+    assert [record["step"] for record in logs[0]] == [record["step"] for record in logs[1]]
+    losses = [[record["train_loss"] for record in log if "train_loss" in record] for log in logs]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert [p.name for p in list_checkpoints(left / "checkpoints")] == [
+        p.name for p in list_checkpoints(right / "checkpoints")
+    ]
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        states = [load_file(list_checkpoints(path / "checkpoints")[-1] / file) for path in (left, right)]
+        assert states[0].keys() == states[1].keys()
+        for name, value in states[0].items():
+            assert torch.allclose(value.double(), states[1][name].double(), rtol=0, atol=1e-4), name
+
+
+# --- steps ----------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_end_with_the_same_bits_and_with_what_one_process_finds(members: Members, tmp_path: Path) -> None:
+    assert members.run("steps", tmp_path, measure=UNEVEN) == [0, 0]
+    mine, other = (load_file(tmp_path / f"steps-{rank}.safetensors") for rank in range(2))
+    assert digest_tensors(mine) == digest_tensors(other)
+    member = runpy.run_path(str(MEMBER))
+    expected = member["take_steps"]()
+    assert mine.keys() == expected.keys()
+    for name, value in expected.items():
+        sampled = mine[f"{name}_order"] < torch.iinfo(torch.int64).max if name.endswith(".sample") else ...
+        assert torch.allclose(mine[name][sampled].double(), value[sampled].double(), rtol=0, atol=1e-9), name
+    respawns = [value for name, value in expected.items() if name.endswith("respawns")]
+    assert len(respawns) == 10
+    assert all(int(value.sum()) > 0 for value in respawns)
+    assert (mine["few tokens/0.sample_order"] == torch.iinfo(torch.int64).max).any()
+    messages = [json.loads((tmp_path / f"messages-{rank}.json").read_text()) for rank in range(2)]
+    assert messages == [[False, True, ["note 0", "note 1"]]] * 2
+    for rank in range(2):
+        for num_rows, found in zip(UNEVEN, json.loads((tmp_path / f"figures-{rank}.json").read_text()), strict=True):
+            figures = json.loads(json.dumps(member["measure"](num_rows)))
+            layers = zip(found.pop("layers"), figures.pop("layers"), strict=True)
+            assert found == pytest.approx(figures, abs=1e-9)
+            assert all(theirs == pytest.approx(ours, abs=1e-9) for theirs, ours in layers)
+
+
+def test_buckets_hold_every_tensor_once_by_dtype_and_close_when_full() -> None:
+    large = torch.empty(BUCKET_BYTES // 4)
+    tensors = [
+        torch.empty(3),
+        torch.empty(2, dtype=torch.int64),
+        large,
+        torch.empty(5),
+        torch.empty((), dtype=torch.int64),
+    ]
+    buckets = fill_buckets(tensors)
+    assert [[t.numel() for t in bucket] for bucket in buckets] == [[3, large.numel()], [2, 1], [5]]
+    assert all(len({t.dtype for t in bucket}) == 1 for bucket in buckets)
+
+
+# --- whole runs -----------------------------------------------------------------------------------------------
+
+
+def test_torchrun_trains_to_the_figures_of_one_process(alone: Path, members: Members, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    environment = os.environ | {"SOME_CACHE": str(members.cache), "OMP_NUM_THREADS": "1"}
+    words = ["-m", "some_moe", *SETTINGS, "--out", str(tmp_path / "run")]
+    done = subprocess.run([*torchrun, *words], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step 12/12") == 1
+    assert "12 steps on 2 processes, each on" in done.stdout
+    assert_agree(alone, tmp_path / "run")
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {p.name for p in alone.iterdir()}
+
+
+def test_a_signal_to_one_process_stops_both_after_the_same_step_and_one_process_resumes(
+    alone: Path, members: Members, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    words = [*SETTINGS, "--out", str(run)]
+    codes = members.run("command", tmp_path, words=words, deed="be asked to stop", at_step=7)
+    assert codes == [130, 130]
+    assert said(tmp_path)[1] == said(tmp_path, "out")[1] == ""
+    assert f"interrupted at step 7, which is saved; continue with: some train --out {run}" in said(tmp_path)[0]
+    assert [place.name for place in list_checkpoints(run / "checkpoints")] == ["step-6", "step-7"]
+    assert main([*words, "--resume", "auto"]) == 0
+    assert "at step 7 of 12" in capsys.readouterr().out
+    assert_agree(alone, run)
+
+
+def test_a_run_of_one_process_goes_on_in_two(alone: Path, members: Members, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(alone, run)
+    words = ["train", "--resume", str(run / "checkpoints" / "step-10")]
+    assert members.run("command", tmp_path, words=words) == [0, 0], said(tmp_path)
+    assert "at step 10 of 12" in said(tmp_path, "out")[0]
+    assert said(tmp_path, "out")[1] == ""
+    assert_agree(alone, run)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------
+
+
+def test_rows_that_do_not_divide_are_refused_in_one_sentence(members: Members, tmp_path: Path) -> None:
+    words = [*SETTINGS, "--data.batch-size", "7", "--out", str(tmp_path / "run")]
+    assert members.run("command", tmp_path, words=words) == [2, 2]
+    assert said(tmp_path) == [
+        "some: a step of 7 rows cannot be shared equally by 2 processes; make data.batch_size a multiple of 2, or "
+        "start another number of them\n",
+        "",
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_input_that_one_process_finds_is_said_once_and_ends_both(members: Members, tmp_path: Path) -> None:
+    words = [*SETTINGS, "--out", str(tmp_path / "run")]
+    assert members.run("command", tmp_path, words=words, deed="find no data") == [2, 2]
+    assert said(tmp_path) == ["some: data.source 'x' does not exist here; give another\n", ""]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("deed", "reason"), [("die", "onnection"), ("freeze", "imed out")])
+def test_the_others_do_not_wait_for_ever_for_a_process_that_is_gone(
+    members: Members, tmp_path: Path, deed: str, reason: str
+) -> None:
+    words = [*SETTINGS, "--out", str(tmp_path / "run")]
+    codes = members.run("command", tmp_path, words=words, deed=deed, at_step=8, patience=3, frozen=deed == "freeze")
+    assert codes == [1, None if deed == "freeze" else -9]
+    sentence = said(tmp_path)[0]
+    assert sentence.startswith("some: process 0 of 2 lost touch with the others (")
+    assert reason in sentence
+    assert sentence.endswith("checkpoints/step-6; continue with --resume auto\n")
+    assert sentence.count("\n") == 1
+
+
+def test_processes_started_with_different_settings_do_not_begin(members: Members, tmp_path: Path) -> None:
+    words = [*SETTINGS, "--out", str(tmp_path / "run")]
+    assert members.run("command", tmp_path, words=words, deed="have another seed") == [1, 1]
+    expected = "some: process 1 does not have the same settings, parameters and keys as process 0 (all need the same"
+    assert said(tmp_path)[0].startswith(expected)
+    assert said(tmp_path)[1] == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_no_longer_hold_the_same_stop_before_they_save(members: Members, tmp_path: Path) -> None:
+    words = [*SETTINGS, "--out", str(tmp_path / "run")]
+    assert members.run("command", tmp_path, words=words, deed="drift", at_step=8) == [1, 1]
+    sentence = said(tmp_path)[0]
+    assert "process 1 does not have the same parameters and keys as process 0" in sentence
+    assert "checkpoints/step-6; continue with --resume auto" in sentence
+    assert [place.name for place in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-5", "step-6"]
+
+
+# --- one process ----------------------------------------------------------------------------------------------
+
+
+def test_without_torchrun_a_process_is_a_team_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    team = Team.from_environment()
+    assert (team.rank, team.size, team.alone, team.leads) == (0, 1, True, True)
+    team.join(torch.device("cpu"))
+    assert not torch.distributed.is_initialized()
+    assert team.meet("note") == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK is not set; start the processes with torchrun"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', not a number"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_half_a_launch_is_refused_with_a_sentence(
+    environment: dict[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=sentence):
+        Team.from_environment()
+
+
+def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    second = Team(rank=3, size=4, local_rank=1, local_size=2)
+    assert choose_machine(TrainConfig(device="auto"), second).device == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match="'cuda:1' is one GPU for 4 processes; use auto, cuda or cpu"):
+        choose_machine(TrainConfig(device="cuda:1"), second)
+    with pytest.raises(ConfigError, match="3 processes were started on this machine, but torch sees 2 GPUs"):
+        choose_machine(TrainConfig(device="cuda"), Team(rank=0, size=3, local_size=3))

@@ -1,0 +1,417 @@
+"""docs/audit.md: its prose stays, its tables are those of the results, and what is not measured is said."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from some_moe.cli import main
+from some_moe.config import ConfigError
+from some_moe.lab.lengths import LengthScore
+from some_moe.lab.published import read_results
+from some_moe.lab.registry import find_experiment
+from tools.audit import MARKER, fill_audit, write_table
+from tools.audit_evidence import Evidence, read_lengths
+from tools.audit_tables import TABLES
+
+MakeUp = Callable[..., Path]
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[str], str]:
+    """Return a function that writes a table from the results there are."""
+
+    def write(name: str) -> str:
+        folder = tmp_path / "results"
+        return write_table(name, Evidence(results=read_results(folder)[0], lengths=read_lengths(folder / "audit")))
+
+    return write
+
+
+def write_lengths(folder: Path, run: str, seed: int = 0, *, split: str = "valid", **fields: Any) -> Path:
+    """Write what `some eval RUN --seq-lens 256,768 --json` would print."""
+    figures = {"loss": 2.8, "loss_on_padding": 0.0, "constant_loss": 5.9, "gini": 0.5, "gini_padded": 0.8} | fields
+    rows = [
+        {"seq_len": 256, "text_share": 0.75, "loss_padded": 2.1, "constant_loss_padded": 4.5, **figures},
+        {"seq_len": 768, "text_share": 0.25, "loss_padded": 0.7, "constant_loss_padded": 2.1, **figures},
+    ]
+    path = folder / "results" / "audit" / f"lengths-{run}-{split}-seed{seed}.json"
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(json.dumps({"experiment": run, "split": split, "seed": seed, "lengths": rows}))
+    return path
+
+
+def read_rows(text: str) -> list[dict[str, str]]:
+    """The rows of a Markdown table, by header."""
+    table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.split("\n\n")[0].splitlines()]
+    return [dict(zip(table[0], row, strict=True)) for row in table[2:]]
+
+
+# --- each table -----------------------------------------------------------------------------------------------
+
+
+def test_context_divides_the_published_loss_by_the_share_of_text(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("V2", loss=2.2, text_share=0.72)
+    for seed in range(2):
+        make_up("V8", seed, loss=1.2 + 0.02 * seed, text_share=0.386)
+    text = read("context")
+    assert text.splitlines()[2:] == [
+        "| V2 | 256 | 128 | 0.7200 | 2.2681 | 3.1501 | 2.2000 | 4.2000 | 0.9999 | 1 |",
+        "| V8 | 512 | 128 | 0.3860 | 1.2117 | 3.1391 | 1.2100 ± 0.0141 | 3.2100 ± 0.0141 | 0.9999 ± 0.0000 | 2 |",
+        "",
+        "Not measured yet: V7.",
+    ]
+
+
+def test_lengths_stand_in_the_order_of_the_registry_with_their_seeds_together(
+    make_up: MakeUp, tmp_path: Path, read: Callable[[str], str]
+) -> None:
+    make_up("A1")
+    write_lengths(tmp_path, "A1", 0, loss=2.8)
+    write_lengths(tmp_path, "A1", 1, loss=2.9)
+    write_lengths(tmp_path, "V2", split="test")
+    assert read("lengths").splitlines()[2:] == [
+        "| V2 | test | 256 | 0.7500 | 2.1000 | 2.8000 | 4.5000 | 5.9000 | 0.8000 | 0.5000 | 1 |",
+        "| V2 | test | 768 | 0.2500 | 0.7000 | 2.8000 | 2.1000 | 5.9000 | 0.8000 | 0.5000 | 1 |",
+        "| A1 | valid | 256 | 0.7500 | 2.1000 ± 0.0000 | 2.8500 ± 0.0707 | 4.5000 | 5.9000 | 0.8000 ± 0.0000 "
+        "| 0.5000 ± 0.0000 | 2 |",
+        "| A1 | valid | 768 | 0.2500 | 0.7000 ± 0.0000 | 2.8500 ± 0.0707 | 2.1000 | 5.9000 | 0.8000 ± 0.0000 "
+        "| 0.5000 ± 0.0000 | 2 |",
+    ]
+
+
+def test_gini_and_entropy_are_shown_with_padding_and_without(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("V7")
+    make_up("A1")
+    lines = read("gini").splitlines()
+    assert lines[2:4] == [
+        "| A1 | 0.7912 | 0.7777 | 0.5555 | 4.0851 | 4.4444 | 5.5555 | 64 | 44 of 64 | 1 |",
+        "| V7 | 0.661 | 0.7777 | 0.5555 | 4.454 | 4.4444 | 5.5555 | – | 44 of 64 | 1 |",
+    ]
+    assert lines[-1] == (
+        "Not measured yet: A2, A3, A4, A5, A6, B1, B2, B3, V1, V2, V3, V4, V5, V6, V8, V9, V10."
+    )  # fmt: skip
+
+
+def test_pace_counts_the_rows_that_were_seen(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("V7", loss=1.1, steps=1248)
+    for seed in range(2):
+        make_up("V8", seed, loss=1.2, steps=624)
+    assert read("pace").splitlines()[2:4] == [
+        "| V7 | 64 | 1,248 | 79,872 | 1.1134 | 1.1000 | 3.1000 | 1 |",
+        "| V8 | 128 | 624 | 79,872 | 1.2117 | 1.2000 ± 0.0000 | 3.2000 ± 0.0000 | 2 |",
+    ]
+    assert "Not measured yet: V7-half, V8-long." in read("pace")
+
+
+def test_vocabulary_sets_bits_per_byte_beside_nats_per_token(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("V2", loss=2.2, bits_per_byte=1.05)
+    make_up("V4", loss=2.1, bits_per_byte=1.06)
+    assert read("vocabulary").splitlines()[2:] == [
+        "| V2 | 8,192 | 4.2000 | 1.0500 | 2.2000 | 2.2681 | 1 |",
+        "| V4 | 16,384 | 4.1000 | 1.0600 | 2.1000 | 2.2484 | 1 |",
+    ]
+
+
+def test_experts_shows_size_and_time(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    for seed in range(2):
+        make_up("A4", seed, loss=0.7, seconds=10.0 + seed)
+    make_up("B1", loss=0.8)
+    assert read("experts").splitlines()[2:] == [
+        "| A4 | 64 | 701,496,320 | 0.7126 | 0.7000 ± 0.0000 | 2.7000 ± 0.0000 | 0.5555 ± 0.0000 | 44.0 ± 0.0 of 64 "
+        "| 10.5 ± 0.7 | 2 |",
+        "| B1 | 128 | 1,373,568,000 | 0.7602 | 0.8000 | 2.8000 | 0.5555 | 44 of 128 | 12.3 | 1 |",
+        "",
+        "Not measured yet: B2, B3.",
+    ]
+
+
+def test_spread_pools_all_seeds_and_counts_those_of_each_run(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    for seed, loss in enumerate((0.74, 0.76)):  # deviation 0.0141, one degree of freedom
+        make_up("A1", seed, loss=loss)
+    for seed, loss in enumerate((0.69, 0.70, 0.71)):  # deviation 0.01, two degrees
+        make_up("A4", seed, loss=loss)
+    make_up("A3", loss=0.76)
+    make_up("A5", loss=0.73)
+    rows = {row["runs"]: list(row.values())[1:] for row in read_rows(read("spread"))}
+    pooled = "0.0115 (3)"  # √((1 · 0.0002 + 2 · 0.0001) / 3)
+    assert rows == {  # a standard error is 0.0115 · √(1/n + 1/m); what was published is of one seed each
+        "A3 − A1": ["-0.0060", "+0.0100", pooled, "0.4", "0.7", "1 and 2"],
+        "A4 − A1": ["-0.0503", "-0.0500", pooled, "3.1", "4.7", "3 and 2"],
+        "A5 − A3": ["-0.0109", "-0.0300", pooled, "0.7", "1.8", "1 and 1"],
+    }
+    assert "Not measured yet: V9, V8, V10, B1, B2, B3, A2." in read("spread")
+
+
+def test_spread_without_any_second_seed_claims_no_deviation(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("A1", loss=0.75)
+    make_up("A2", loss=0.72)
+    assert read("spread").splitlines()[:3] == [
+        "| runs | published difference | measured difference | seeds |",
+        "| --- | ---: | ---: | ---: |",
+        "| A2 − A1 | -0.0370 | -0.0300 | 1 and 1 |",
+    ]
+
+
+def test_order_sorts_by_the_measured_loss(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("A1", loss=0.75)
+    make_up("A2", loss=0.76)
+    for seed in range(2):
+        make_up("A4", seed, loss=0.70 + 0.02 * seed)
+    assert read("order").splitlines()[2:] == [
+        "| 1 | A4 | 0.7100 ± 0.0141 | 1 | 0.7126 | 2 |",
+        "| 2 | A1 | 0.7500 | 3 | 0.7629 | 1 |",
+        "| 3 | A2 | 0.7600 | 2 | 0.7259 | 1 |",
+        "",
+        "Not measured yet: A3, A5.",
+    ]
+
+
+def test_mvp_compares_each_run_as_its_report_counts(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("mvp-v2", loss=1.9, text_share=0.72)
+    make_up("v5-linear", loss=2.7, text_share=0.26)
+    assert read("mvp").splitlines()[2:4] == [
+        "| mvp-v2 | 0.3454 | 1.41 | 1.9000 | 3.9000 | 22.22 | 0.7200 | 1 |",
+        "| v5-linear | 2.8337 | 17.01 | 2.7000 | 2.7000 | 22.22 | 0.2600 | 1 |",
+    ]
+
+
+def test_collapse_stands_between_the_published_run_and_a_constant_predictor(
+    make_up: MakeUp, tmp_path: Path, read: Callable[[str], str]
+) -> None:
+    make_up("A6", loss=0.7, max_gradient_norm=12.5)
+    make_up("A6-bare", loss=2.1)
+    make_up("D1-beta-scale", loss=0.7)
+    make_up("A5-8-heads")  # of another run
+    write_lengths(tmp_path, "V2", constant_loss_padded=2.2)
+    write_lengths(tmp_path, "A1", split="test", constant_loss_padded=2.3)
+    write_lengths(tmp_path, "A1")
+    text = read("collapse")
+    rows = {row["run"]: list(row.values())[1:] for row in read_rows(text)}
+    nothing = "–"
+    assert rows == {
+        "A6, published": [
+            nothing, "1.7008", "1.4363", "1.9732", "1.9730", "2.1349", "1.9679", "2.1309", "1.9682", *[nothing] * 6
+        ],
+        "A6": [
+            "nothing", "3.3333", "1.0000", "3.3333", "0.9000", "3.3333", "0.8000", "3.3333", "0.7000", "2.7000",
+            "0.7777", "0.5555", "44 of 64", "12.50", "1",
+        ],
+        "D1-beta-scale": [
+            r"gravity.beta\_layer\_scale none → 8 × 1, 8 × 0.5", "3.3333", "1.0000", "3.3333", "0.9000", "3.3333",
+            "0.8000", "3.3333", "0.7000", "2.7000", "0.7777", "0.5555", "44 of 64", nothing, "1",
+        ],
+        "A6-bare": [
+            "train.warmup 0.03 → 0, train.clip 1 → 0", "3.3333", "2.4000", "3.3333", "2.3000", "3.3333", "2.2000",
+            "3.3333", "2.1000", "4.1000", "0.7777", "0.5555", "44 of 64", nothing, "1",
+        ],
+        "constant predictor (on the valid rows of A1, 768 long)": [*[nothing] * 8, "2.1000", "5.9000", *[nothing] * 5],
+    }  # fmt: skip
+    missing = text.splitlines()[-1]
+    assert missing.startswith("Not measured yet: A6-sines, A6-dropout, D2-frozen-deep, D3-grounding, A6-8-heads, ")
+    assert "constant" not in missing
+
+
+def test_assumptions_judge_each_choice_by_the_published_loss_of_its_base(
+    make_up: MakeUp, read: Callable[[str], str]
+) -> None:
+    make_up("V1", loss=2.225)
+    make_up("V1-sines", loss=2.4116)
+    make_up("B1", loss=0.6961)
+    for seed in range(2):
+        make_up("B1-sines", seed, loss=0.72 + 0.02 * seed)
+    lines = read("assumptions").splitlines()
+    assert lines[2:6] == [
+        "| V1 | 2.5555 | 2.2250 | -0.3305 (-12.9%) | outside | 4.2250 | 0.550 | 0.7777 | 1 |",
+        "| V1-sines | 2.5555 | 2.4116 | -0.1439 (-5.6%) | within | 4.4116 | 0.550 | 0.7777 | 1 |",
+        "| B1 | 0.7602 | 0.6961 | -0.0641 | outside | 2.6961 | 0.9143 | 0.7777 | 1 |",
+        "| B1-sines | 0.7602 | 0.7300 ± 0.0141 | -0.0302 | within | 2.7300 ± 0.0141 | 0.9143 | 0.7777 ± 0.0000 | 2 |",
+    ]
+    assert lines[-1].startswith("Not measured yet: V1-steady, V1-post-norm, V1-dropout, V2, ")
+
+
+def test_collapse_names_the_constant_predictor_where_it_is_missing(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("A6")
+    assert read("collapse").endswith(", the constant predictor in rows of 768 (`results/audit/lengths-*.json`).")
+
+
+def test_cost_adds_up_every_result(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("V1", seconds=10.0, steps=600, tokens=3000)
+    for seed in range(2):
+        make_up("A1", seed, seconds=20.0, steps=1200, tokens=9000)
+    lines = read("cost").splitlines()
+    assert lines[2:5] == [
+        "| V (v3) | 1 | 600 | 10 | 300 |",
+        "| A (v4) | 2 | 2,400 | 40 | 450 |",
+        "| all | 3 | 3,000 | 50 | 420 |",
+    ]
+    assert lines[-1].startswith("Not measured yet: mvp-v2, ")
+
+
+def test_cost_adds_nothing_up_that_a_result_leaves_open(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("A1", seconds=20.0, tokens=9000)
+    make_up("A1", 1, seconds=None)
+    assert read("cost").splitlines()[0] == "| series | runs | steps |"
+
+
+# --- what is missing, or not as registered --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_nothing_is_one_line_that_says_so(name: str) -> None:
+    text = write_table(name, Evidence())
+    assert text.startswith("Not measured yet: ")
+    assert "\n" not in text
+
+
+def test_a_run_with_changed_settings_or_stopped_early_is_named(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("V2", overrides={"data.batch_size": 64, "train.compile": False})
+    make_up("V4", 1, status="stopped early")
+    assert read("vocabulary").splitlines()[-1] == (
+        "Not as registered: V2 (seed 0): with changed settings: data.batch\\_size 64. V4 (seed 1): stopped early."
+    )
+    assert read_rows(read("context"))[0]["batch"] == "64", "the batch that was run"
+
+
+def test_every_run_of_the_tables_is_registered() -> None:
+    for name in TABLES:
+        names = write_table(name, Evidence()).removeprefix("Not measured yet: ").removesuffix(".")
+        for run in names.split(", ") if name != "lengths" else ():
+            assert find_experiment(run).name == run
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        "{",
+        "[]",
+        '{"experiment": "A1", "split": "valid", "seed": 0}',
+        '{"experiment": null, "split": "valid", "seed": 0, "lengths": []}',
+        '{"experiment": "A1", "split": "valid", "seed": 0, "lengths": [{"loss": 2.8}]}',
+    ],
+)
+def test_a_file_that_is_no_record_of_lengths_is_refused(tmp_path: Path, contents: str) -> None:
+    path = write_lengths(tmp_path, "A1")
+    path.write_text(contents)
+    with pytest.raises(ConfigError, match=r"lengths-A1-valid-seed0\.json' is not what `some eval RUN --seq-lens"):
+        read_lengths(path.parent)
+
+
+def test_one_seed_twice_is_refused(tmp_path: Path) -> None:
+    path = write_lengths(tmp_path, "A1")
+    path.with_name("lengths-again.json").write_bytes(path.read_bytes())
+    with pytest.raises(ConfigError, match=r"lengths-again\.json' holds A1 with seed 0 once more; keep one"):
+        read_lengths(path.parent)
+
+
+def test_records_of_lengths_have_the_fields_that_the_tables_read(tmp_path: Path) -> None:
+    row = json.loads(write_lengths(tmp_path, "A1").read_text())["lengths"][0]
+    assert set(row) <= {field.name for field in fields(LengthScore)}
+
+
+# --- the document ---------------------------------------------------------------------------------------------
+
+PROSE = """# Audit
+
+Before 0.7629.
+
+<!-- table order -->
+old
+<!-- end -->
+
+After.
+
+<!-- table cost --><!-- end -->
+"""
+
+
+def test_only_what_stands_between_markers_is_replaced() -> None:
+    filled = fill_audit(PROSE, Evidence())
+    assert filled.startswith(
+        "# Audit\n\nBefore 0.7629.\n\n<!-- table order -->\n\nNot measured yet: A1, A2, A3, A4, A5.\n\n<!-- end -->\n\n"
+        "After.\n\n<!-- table cost -->\n\nNot measured yet: mvp-v2, "
+    )
+    assert filled.endswith(".\n\n<!-- end -->\n")
+    assert fill_audit(filled, Evidence()) == filled
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("<!-- table ordr -->\n<!-- end -->",
+         "a.md asks for the table 'ordr', which is not known; did you mean 'order'?"),
+        ("<!-- table -->\n<!-- end -->", "a.md asks for the table '', which is not known; there are context, lengths"),
+        ("<!-- table order -->\n", "a.md opens the table 'order' and does not close it; write `<!-- end -->` after it"),
+        ("<!-- table order -->\n<!-- table cost -->\n<!-- end -->",
+         "a.md opens the table 'order' and does not close it"),
+        ("text\n<!-- end -->", "a.md has an `<!-- end -->` that closes no table; remove it"),
+    ],
+)  # fmt: skip
+def test_a_wrong_marker_is_refused_in_one_sentence(text: str, refusal: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fill_audit(text, Evidence(), file="a.md")
+    assert str(caught.value).startswith(refusal)
+
+
+@pytest.fixture
+def audit(make_up: MakeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An audit beside made-up results, not filled yet."""
+    make_up("A1", loss=0.75)
+    path = tmp_path / "docs" / "audit.md"
+    path.parent.mkdir()
+    path.write_text(PROSE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def test_the_command_fills_the_audit_and_the_check_passes(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiments", "docs"]) == 0
+    assert capsys.readouterr().out == "docs/results.md, docs/audit.md, and 2 figures in docs/figures\n"
+    assert "| 1 | A1 | 0.7500 | 1 | 0.7629 | 1 |" in audit.read_text(encoding="utf-8")
+    assert main(["experiments", "docs", "--check"]) == 0
+    assert capsys.readouterr().out == "docs/results.md, docs/audit.md and 2 figures show the results\n"
+
+
+def test_the_check_finds_a_changed_digit_and_lets_prose_be(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiments", "docs"]) == 0
+    text = audit.read_text(encoding="utf-8")
+    audit.write_text(text.replace("Before 0.7629.", "Before 0.9."), encoding="utf-8")
+    assert main(["experiments", "docs", "--check"]) == 0
+    audit.write_text(text.replace("| 0.7500 |", "| 0.7501 |"), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["experiments", "docs", "--check"]) == 1
+    assert capsys.readouterr().err == "some: docs/audit.md does not show the results; run `some experiments docs`\n"
+    assert "| 0.7501 |" in audit.read_text(encoding="utf-8"), "a check writes nothing"
+
+
+def test_the_check_finds_a_new_record_of_lengths(audit: Path, tmp_path: Path) -> None:
+    audit.write_text("<!-- table lengths -->\n<!-- end -->\n", encoding="utf-8")
+    assert main(["experiments", "docs"]) == 0
+    write_lengths(tmp_path, "A1")
+    assert main(["experiments", "docs", "--check"]) == 1
+
+
+def test_a_wrong_marker_stops_the_command_before_anything_is_written(
+    audit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit.write_text("<!-- table nothing -->\n<!-- end -->\n", encoding="utf-8")
+    assert main(["experiments", "docs"]) == 2
+    assert capsys.readouterr().err.startswith("some: docs/audit.md asks for the table 'nothing', which is not known")
+    assert list(audit.parent.iterdir()) == [audit]
+
+
+def test_the_results_are_not_written_over_the_audit(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiments", "docs", "--out", "docs/audit.md"]) == 2
+    assert "--out docs/audit.md is the name of the audit, which is written by hand" in capsys.readouterr().err
+    assert audit.read_text(encoding="utf-8") == PROSE
+
+
+def test_the_audit_of_this_repository_has_every_table_once() -> None:
+    text = (REPOSITORY / "docs" / "audit.md").read_text(encoding="utf-8")
+    names = [marker["name"].strip() for marker in MARKER.finditer(text) if marker["name"] is not None]
+    assert sorted(names) == sorted(TABLES)
+    fill_audit(text, Evidence())

@@ -1,0 +1,33 @@
+"""What `some train --dry-run` tells of a run is what the run does."""
+
+from typing import Any
+
+import pytest
+
+from some_moe.data.batches import Batch
+from some_moe.model.transformer import SomeLM
+from some_moe.training import estimate
+from some_moe.training.machine import settle_experts
+from tests.shared.tiny import A1, TINY
+
+
+def test_the_timed_step_is_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def look(model: SomeLM, optimizer: Any, batch: Batch, *_: Any, **__: Any) -> None:  # noqa: ARG001
+        seen.append((tuple(batch.inputs.shape), model.checkpoint_activations))
+
+    monkeypatch.setattr(estimate, "train_step", look)
+    changes = TINY | {"train.global_batch_tokens": 3 * 8 * 64, "train.checkpoint_activations": True}
+    config = settle_experts(A1.config.override(changes | {"data.train_subset_size": 48}))
+    printed = estimate.estimate(config)
+    assert set(seen) == {((24, 64), True)}
+    assert "steps: 2\n" in printed
+    assert " s for a full step of 24 rows, about 0 s for the run" in printed
+
+
+def test_no_step_is_a_number_of_steps() -> None:
+    few = settle_experts(A1.config.override(TINY | {"data.train_subset_size": 7}))
+    assert "steps: 0\n" in estimate.estimate(few)
+    unknown = few.override({"data.train_subset_size": None})
+    assert "steps: known once the data is read\n" in estimate.estimate(unknown)

@@ -1,0 +1,1 @@
+"""Builds docs/results.md and docs/audit.md from results/."""
