@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
+    from some_moe.fast import accelerate
     from some_moe.model.layer import SomeLayer
     from some_moe.model.transformer import SomeLM
     from some_moe.training.runs import load
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "SomeLM": "some_moe.model.transformer",
     "SomeLayer": "some_moe.model.layer",
+    "accelerate": "some_moe.fast",
     "load": "some_moe.training.runs",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
@@ -20,7 +22,17 @@ _HOMES = {
     "TrainConfig": "some_moe.config",
     "RunConfig": "some_moe.config",
 }
-__all__ = ["DataConfig", "GravityConfig", "ModelConfig", "RunConfig", "SomeLM", "SomeLayer", "TrainConfig", "load"]
+__all__ = [
+    "DataConfig",
+    "GravityConfig",
+    "ModelConfig",
+    "RunConfig",
+    "SomeLM",
+    "SomeLayer",
+    "TrainConfig",
+    "accelerate",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

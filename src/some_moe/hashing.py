@@ -5,6 +5,8 @@ floating-point rounding. `mix` is a bijection of 32-bit words (two multiply-xors
 indexed by two key words, which `derive_key` makes from any integers, and a counter.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -69,6 +71,11 @@ def sample_order(salt: Tensor, layer: int | Tensor, rows: Tensor, num_positions:
     high = hash_words(position, row_words, salt[1]).to(torch.int64) & 0x7FFFFFFF
     low = hash_words(position, salt[0], row_words).to(torch.int64) & WORD
     return high << 32 | low
+
+
+def make_layer_words(layers: Iterable[int]) -> Tensor:
+    """The numbers of layers as `sample_order` takes them: (L, 2) int32."""
+    return torch.tensor([derive_key(layer) for layer in layers], dtype=torch.int32)
 
 
 def make_salt(seed: int, step: int, device: torch.device | str | None = None) -> Tensor:

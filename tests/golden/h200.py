@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from some_moe.lab.bench.step import make_batch, make_model, make_step, make_stepper, prepare_config
+from some_moe.lab.bench.step import TOTAL_STEPS, make_batch, make_step, prepare_config
 from some_moe.lab.registry.presets import find_preset
 from some_moe.training.machine import choose_machine
 
@@ -30,8 +30,8 @@ def record_shape(name: str) -> dict[str, Any]:
     """Twelve steps on random tokens, as `some bench step --shape NAME` takes them, and what the last one launches."""
     config = prepare_config(find_preset(name), batch=32, seq_len=768, kernel="auto", compile_model=None, device="cuda")
     machine = choose_machine(config.train)
-    batch, model = make_batch(config, machine), make_model(config, machine)
-    step = make_step(make_stepper(model, config, machine))
+    batch, model = make_batch(config, machine), machine.make_model(config)
+    step = make_step(machine.make_stepper(model, config, TOTAL_STEPS))
     losses = [float(step(batch).loss) for _ in range(STEPS)]
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:

@@ -7,7 +7,7 @@ from torch import Tensor
 from some_moe import SomeLM
 from some_moe.hashing import make_salt
 from some_moe.model.dropout import Dropout
-from some_moe.model.record import TokenInfo
+from some_moe.model.tokens import TokenInfo
 from tests.shared.variants import BASE
 
 X = torch.ones(6, 40, 50)
@@ -62,7 +62,8 @@ def test_gradients_of_a_whole_batch_are_those_of_its_parts(changes: dict[str, ob
     for parts in ((rows,), (rows[:1], rows[1:])):
         model.zero_grad()
         for part in parts:
-            model(tokens[part], rows=part, salt=salt).logits.square().sum().backward()
+            info = TokenInfo.of(tokens[part].shape, tokens.device, rows=part, salt=salt, ids=tokens[part])
+            model(tokens[part], info).logits.square().sum().backward()
         found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     assert len(found[0]) > 5
     for whole, summed in zip(*found, strict=True):

@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from some_moe.config import GravityConfig, ModelConfig
+from some_moe.hashing import make_layer_words
 from some_moe.model import gravity
 from some_moe.model.keystore import NO_WINDOW_YET, KeyState
-from some_moe.model.record import Routing, TokenInfo, summarize
-from some_moe.model.samples import NOT_SAMPLED, make_layer_words
+from some_moe.model.routing import NOT_SAMPLED, Routing, summarize
+from some_moe.model.tokens import TokenInfo
 from tests.shared.variants import same, snapshot
 
 MODEL = ModelConfig(d_model=2, num_heads=1, num_experts=3, d_ffn=4, top_k=2, vocab_size=10)
 KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
 QUERIES = torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.6, 0.8], [1.6, 1.2]], dtype=torch.float64)
 EXPERTS = torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])
-LAYER_WORDS = make_layer_words(1)[0]
+LAYER_WORDS = make_layer_words(range(1))[0]
 # By hand: n = (4, 3, 1); unit queries (1,0) (0,1) (.6,.8) (.8,.6); the sums s of each expert's tokens:
 COUNTS = [4, 3, 1]
 SUMS = [[2.4, 2.4], [1.8, 1.6], [0.6, 0.8]]

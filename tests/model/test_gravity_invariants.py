@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from some_moe.config import GravityConfig, ModelConfig
+from some_moe.hashing import make_layer_words
 from some_moe.model import gravity
 from some_moe.model.keystore import KeyState
-from some_moe.model.record import Routing, TokenInfo, summarize
-from some_moe.model.samples import make_layer_words
+from some_moe.model.routing import Routing, summarize
+from some_moe.model.tokens import TokenInfo
 from tests.shared.variants import same, snapshot
 
 
@@ -46,7 +47,11 @@ def cases(draw: st.DrawFn) -> tuple[KeyState, Routing, GravityConfig]:
     queries = scale * torch.randn(1, tokens, 2 * d)
     chosen = torch.rand(1, tokens, experts).topk(k).indices
     info = TokenInfo.of((1, tokens), torch.device("cpu"), counted=torch.rand(1, tokens) < 0.9)
-    return state, Routing(**summarize(chosen, queries, None, info, make_layer_words(1)[0], experts, config)), config
+    return (
+        state,
+        Routing(**summarize(chosen, queries, None, info, make_layer_words(range(1))[0], experts, config)),
+        config,
+    )
 
 
 @settings(max_examples=150, deadline=None)

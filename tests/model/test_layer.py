@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe import GravityConfig, ModelConfig, SomeLayer, SomeLM
-from some_moe.model.record import SUMS, Routing, TokenInfo
+from some_moe.model.routing import SUMS, Routing
+from some_moe.model.tokens import TokenInfo
 from tests.shared.variants import BASE, make_config, make_gravity
 
 
@@ -232,7 +233,9 @@ def train_keys(parts: list[Tensor], steps: int = 6) -> dict[str, Tensor]:
             # As a loader would: a part is cut to its own longest row.
             longest = int(LENGTHS[rows].max())
             counted = torch.arange(longest) < LENGTHS[rows, None]
-            output = model(tokens[rows, :longest], counted=counted, rows=rows, step=step)
+            part = tokens[rows, :longest]
+            info = TokenInfo.of(part.shape, part.device, counted=counted, rows=rows, step=step, ids=part)
+            output = model(part, info)
             routings = [routing.detach() for routing in output.routings]
             total = [a + b for a, b in zip(total, routings, strict=True)] if total else routings
         model.gravity_step(total, step, total_steps=steps)
@@ -263,7 +266,7 @@ def test_padding_has_no_influence_on_keys() -> None:
     model = SomeLM(BASE, make_gravity("plain"))
     tokens = torch.randint(0, 61, (2, 10), generator=torch.Generator().manual_seed(0))
     counted = torch.arange(10).expand(2, 10) < 6
-    padded = model(tokens, counted=counted).routings
+    padded = model(tokens, TokenInfo.of(tokens.shape, tokens.device, counted=counted)).routings
     short = model(tokens[:, :6]).routings
     for left, right in zip(padded, short, strict=True):
         assert torch.equal(left.counts, right.counts)
@@ -287,7 +290,7 @@ def test_a_pass_without_sums_chooses_the_same_and_cannot_move_keys() -> None:
     torch.manual_seed(0)
     model = SomeLM(BASE)
     tokens = torch.randint(0, BASE.vocab_size, (2, 9))
-    whole, bare = model(tokens), model(tokens, sums=False)
+    whole, bare = model(tokens), model(tokens, TokenInfo.of(tokens.shape, tokens.device, sums=False))
     assert torch.equal(whole.logits, bare.logits)
     for left, right in zip(whole.routings, bare.routings, strict=True):
         assert left.experts is not None

@@ -1,6 +1,5 @@
 """Samples are the first counted tokens of each layer's order, whoever chooses them, and however a batch is split."""
 
-from dataclasses import fields
 from functools import reduce
 from operator import add
 
@@ -10,15 +9,14 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from some_moe import GravityConfig, SomeLM
-from some_moe.hashing import make_salt, sample_order
-from some_moe.model import transformer
+from some_moe.hashing import make_layer_words, make_salt, sample_order
 from some_moe.model.gravity import bring_forward
-from some_moe.model.record import Routing, TokenInfo, summarize
-from some_moe.model.samples import NOT_SAMPLED, choose_samples, make_layer_words
+from some_moe.model.routing import NOT_SAMPLED, Routing, choose_samples, summarize
+from some_moe.model.tokens import TokenInfo
 from tests.shared.variants import BASE, make_config
 
 SALT = make_salt(3, 7)
-WORDS = make_layer_words(3)
+WORDS = make_layer_words(range(3))
 ROWS = torch.tensor([4, 0, 9, 2])
 
 
@@ -30,23 +28,28 @@ def draw_counted(share: float, length: int = 30) -> Tensor:
 @pytest.mark.parametrize("token_fraction", [1.0, 0.4])
 def test_samples_are_the_first_counted_tokens_of_each_layers_order(share: float, token_fraction: float) -> None:
     counted = draw_counted(share)
-    samples = choose_samples(SALT, WORDS, ROWS, counted, GravityConfig(token_fraction=token_fraction))
+    info = TokenInfo(counted=counted, rows=ROWS, salt=SALT)
+    places, orders = choose_samples(info, WORDS, GravityConfig(token_fraction=token_fraction))
     for layer in range(3):
         order = sample_order(SALT, layer, ROWS, counted.shape[1])
         enters = counted & (order < token_fraction * 2**63)
         expected = sorted((number, place) for place, number in enumerate(order[enters].tolist()))[:32]
-        found = samples.of(layer)
+        found, place = orders[layer], places[layer]
         num_sampled = len(expected)
-        assert found.order.tolist() == [number for number, _ in expected] + (32 - num_sampled) * [NOT_SAMPLED]
-        assert torch.equal(order.flatten()[found.place[:num_sampled]], found.order[:num_sampled])
-        assert enters.flatten()[found.place[:num_sampled]].all()
+        assert found.tolist() == [number for number, _ in expected] + (32 - num_sampled) * [NOT_SAMPLED]
+        assert torch.equal(order.flatten()[place[:num_sampled]], found[:num_sampled])
+        assert enters.flatten()[place[:num_sampled]].all()
+        alone = choose_samples(info, WORDS[layer], GravityConfig(token_fraction=token_fraction))
+        assert torch.equal(alone[0], place)
+        assert torch.equal(alone[1], found)
 
 
 def test_a_batch_with_fewer_tokens_than_samples_leaves_places_empty() -> None:
-    samples = choose_samples(SALT, WORDS, ROWS, torch.ones(4, 2, dtype=torch.bool), GravityConfig())
-    assert samples.place.shape == samples.order.shape == (3, 32)
-    assert (samples.order[:, 8:] == NOT_SAMPLED).all()
-    assert all(set(places) == set(range(8)) for places in samples.place[:, :8].tolist())
+    info = TokenInfo(counted=torch.ones(4, 2, dtype=torch.bool), rows=ROWS, salt=SALT)
+    place, order = choose_samples(info, WORDS, GravityConfig())
+    assert place.shape == order.shape == (3, 32)
+    assert (order[:, 8:] == NOT_SAMPLED).all()
+    assert all(set(places) == set(range(8)) for places in place[:, :8].tolist())
 
 
 def record(query: Tensor, rows: Tensor, counted: Tensor, config: GravityConfig, mean: Tensor | None = None) -> Routing:
@@ -85,87 +88,33 @@ def test_queries_with_a_direction_are_brought_forward_in_order() -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "centred", "hash"])
 @pytest.mark.parametrize("token_fraction", [1.0, 0.5])
-def test_a_models_layers_sample_what_each_would_by_itself(kind: str, token_fraction: float) -> None:
+def test_every_layer_has_samples_of_its_own(kind: str, token_fraction: float) -> None:
     gravity = GravityConfig.off(token_fraction=token_fraction, num_samples=6)
     model = SomeLM(make_config(kind), gravity, seed=3)
     tokens = torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(0))
-    counted = draw_counted(0.8, 9)
-    inputs: list[tuple[Tensor, TokenInfo]] = []
-    for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, given: inputs.append((given[0], given[1])))
+    info = TokenInfo.of(
+        tokens.shape, tokens.device, counted=draw_counted(0.8, 9), rows=ROWS, seed=3, step=2, ids=tokens
+    )
     with torch.no_grad():
-        routings = model(tokens, counted=counted, rows=ROWS, step=2).routings
-        info = TokenInfo.of((4, 9), tokens.device, counted=counted, rows=ROWS, seed=3, step=2, ids=tokens)
-        assert info.samples is None
-        for layer, routing, (x, told) in zip(model.layers, routings, inputs[:3], strict=True):
-            assert told.samples is not None
-            alone = layer(x, info)[1]
-            assert torch.equal(alone.sample_order, routing.sample_order)
-            assert torch.equal(alone.sample, routing.sample)
-    orders = torch.stack([routing.sample_order for routing in routings])
-    assert len(orders.unique()) == orders.numel()  # every layer has samples of its own
-
-
-@pytest.mark.parametrize("kind", ["plain", "grounded", "cosine", "learned-keys", "weight-keys"])
-@pytest.mark.parametrize("token_fraction", [1.0, 0.5])
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_model_that_makes_the_sums_of_all_layers_records_what_each_would(
-    kind: str, token_fraction: float, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gravity = GravityConfig.off(token_fraction=token_fraction, num_samples=6)
-    model = SomeLM(make_config(kind), gravity, seed=3, checkpoint_activations=checkpointed)
-    told: list[TokenInfo] = []
-    for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, given: told.append(given[1]))
-    tokens = torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(0))
-    found, gradients = [], []
-    for together in (False, True):
-        monkeypatch.setattr(transformer, "sums_come_together", lambda *_, answer=together: answer)
-        told.clear()
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):  # sums are in float32 all the same
-            output = model(tokens, counted=draw_counted(0.8, 9), rows=ROWS, step=2)
-        assert [info.sums for info in told] == 3 * [not together]
-        assert all((info.samples is None) == together for info in told)
-        found.append(output.routings)
-        output.logits.square().sum().backward()
-        assert len(told) == (6 if checkpointed else 3)  # blocks that ran again were told the same
-        assert all(info.sums is not together for info in told)
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for left, right in zip(*found, strict=True):
-        for field in fields(Routing):
-            one, other = getattr(left, field.name), getattr(right, field.name)
-            assert one is other is None or torch.equal(one, other), field.name
-        assert not right.query_sum.requires_grad
-    for one, other in zip(*gradients, strict=True):
-        assert one is other is None or torch.equal(one, other)
-
-
-def test_a_pass_without_sums_chooses_no_samples() -> None:
-    model = SomeLM(BASE)
-    told: list[TokenInfo] = []
-    for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, given: told.append(given[1]))
-    model(torch.zeros(1, 4, dtype=torch.int64), sums=False)
-    assert [info.samples for info in told] == [None, None, None]
+        orders = torch.stack([routing.sample_order for routing in model(tokens, info).routings])
+    assert (orders < NOT_SAMPLED).all()
+    assert len(orders.unique()) == orders.numel()
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
-def test_routers_that_are_told_their_samples_are_compiled_once_for_all_layers() -> None:
+def test_routers_are_compiled_once_for_all_layers() -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     model = SomeLM(BASE)
-    counted = torch.ones(len(ROWS), 9, dtype=torch.bool)
-    samples = choose_samples(SALT, WORDS, ROWS, counted, model.gravity)
-    for number, layer in enumerate(model.layers):
-        info = TokenInfo(counted=counted, rows=ROWS, salt=SALT, samples=samples.of(number))
+    info = TokenInfo(counted=torch.ones(len(ROWS), 9, dtype=torch.bool), rows=ROWS, salt=SALT)
+    for layer in model.layers:
         router = layer.key_router
         assert router is not None
         query = torch.randn(4, 9, 24)
         expected = router(query, info, 2)[1]
         router.compile(backend=counter, fullgraph=True, dynamic=False)
         found = router(query, info, 2)[1]
-        assert torch.equal(found.sample_order, samples.order[number])
+        assert torch.equal(found.sample_order, expected.sample_order)
         assert torch.allclose(found.sample, expected.sample)
     assert counter.frame_count == 1
     torch._dynamo.reset()

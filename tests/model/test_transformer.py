@@ -9,6 +9,8 @@ from torch import Tensor
 
 from some_moe import GravityConfig, ModelConfig, SomeLM
 from some_moe.config.parameters import count_parameters
+from some_moe.model.tokens import TokenInfo
+from some_moe.model.transformer import token_cross_entropy
 from tests.shared.variants import BASE, MODELS, make_config, make_gravity
 
 every_kind = pytest.mark.parametrize("name", MODELS)
@@ -46,7 +48,7 @@ def test_training_lowers_the_loss(name: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     start = float(next_token_loss(model, tokens).detach())
     for step in range(12):
-        output = model(tokens, step=step)
+        output = model(tokens, TokenInfo.of(tokens.shape, tokens.device, step=step, ids=tokens))
         loss = F.cross_entropy(output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -56,17 +58,14 @@ def test_training_lowers_the_loss(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "bool", "float"])
-def test_the_loss_is_the_weighed_sum_of_the_nats_and_alone_has_their_gradient(kind: str) -> None:
+def test_the_loss_is_the_weighed_sum_of_cross_entropies(kind: str) -> None:
     model, tokens = make_model("plain"), make_tokens()
     inputs, targets, denominator = tokens[:, :-1], tokens[:, 1:], torch.tensor(7.0)
     numbers = torch.rand(targets.shape, generator=torch.Generator().manual_seed(0))
     weights = {"none": None, "bool": numbers < 0.5, "float": numbers}[kind]
-    output = model(inputs, targets=targets, weights=weights, denominator=denominator)
-    plain = model(inputs, targets=targets)
-    assert plain.loss is None
-    expected = (plain.nats if weights is None else plain.nats * weights).sum() / 7
-    assert torch.equal(output.nats, plain.nats)
-    assert not output.nats.requires_grad
+    output = model.loss(inputs, targets, weights=weights, denominator=denominator)
+    losses = token_cross_entropy(model(inputs).logits, targets)
+    expected = (losses if weights is None else losses * weights).sum() / 7
     assert torch.equal(output.loss, expected)
     parameters = list(model.parameters())
     for left, right in zip(
@@ -93,13 +92,17 @@ def test_reference_and_cpu_kernels_give_the_same_model(name: str) -> None:
 
 
 @every_kind
+@pytest.mark.parametrize("way", ["computes in it", "by autocast"])
 @pytest.mark.parametrize("kernel", ["reference", "cpu"])
-def test_bfloat16_autocast_trains_close_to_float32(name: str, kernel: str) -> None:
+def test_bfloat16_trains_close_to_float32(name: str, kernel: str, way: str) -> None:
     tokens = make_tokens()
     model = make_model(name, kernel=kernel)
     exact = next_token_loss(model, tokens)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = next_token_loss(model, tokens)
+    if way == "by autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = next_token_loss(model, tokens)
+    else:
+        loss = next_token_loss(model.compute_in(torch.bfloat16), tokens)
     loss.backward()  # type: ignore[no-untyped-call]
     assert abs(float(loss.detach() - exact.detach())) < 0.05
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
@@ -128,11 +131,13 @@ def test_packed_stories_do_not_see_each_other(positions: str) -> None:
     model = SomeLM(BASE.override({"positions": positions})).double()
     first, second = make_tokens(1, 4), make_tokens(1, 6, seed=1)
     packed = torch.cat((first, second), dim=1)
-    output = model(
-        packed,
+    info = TokenInfo.of(
+        packed.shape,
+        packed.device,
         segments=torch.tensor([[0] * 4 + [1] * 6]),
         positions=torch.tensor([[*range(4), *range(6)]]),
     )
+    output = model(packed, info)
     assert torch.allclose(output.logits[:, :4], model(first).logits, atol=1e-12)
     assert torch.allclose(output.logits[:, 4:], model(second).logits, atol=1e-12)
 

@@ -22,14 +22,14 @@ from some_moe.commands import training
 from some_moe.config import ConfigError, DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
 from some_moe.data.batches import Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS
-from some_moe.model.record import Routing
+from some_moe.model.routing import Routing
 from some_moe.model.transformer import SomeLM
 from some_moe.parallel import distributed
 from some_moe.parallel.distributed import ALONE, Team
 from some_moe.training import loop
 from some_moe.training.evaluate import evaluate
 from some_moe.training.optim import make_optimizer
-from some_moe.training.step import train_step
+from some_moe.training.step import prepare, train_step
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(
@@ -78,7 +78,8 @@ def take_steps(team: Team = ALONE) -> dict[str, torch.Tensor]:
         optimizer = make_optimizer(model, config.train)
         losses = []
         for step, batch in zip(range(STEPS), batches.epoch(0), strict=False):
-            result = train_step(model, optimizer, batch, config, step, STEPS, device=CPU, team=team)
+            inputs = prepare(batch, config, step, STEPS, CPU, team)
+            result = train_step(model, optimizer, inputs, config, team)
             losses.append(result.loss)
         found[f"{case}/losses"] = torch.stack(losses)
         for layer, routing in enumerate(result.routings):

@@ -7,10 +7,10 @@ import torch
 from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
 from some_moe.data.batches import Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS
-from some_moe.model.transformer import SomeLM
+from some_moe.fast.static_inputs import ALIGNMENT, StaticInputs, list_tensors
+from some_moe.model.transformer import SomeLM, token_cross_entropy
 from some_moe.training.optim import make_optimizer
 from some_moe.training.step import prepare, train_step
-from some_moe.training.tray import ALIGNMENT, Tray, list_tensors
 
 MODEL = ModelConfig(
     d_model=16, num_layers=2, num_heads=2, vocab_size=20, num_experts=4, d_ffn=8, top_k=2, center_queries=True
@@ -49,7 +49,7 @@ def run_steps(batch_size: int, batching: str, **data: object) -> tuple[list[floa
     for step, batch in enumerate(batches.epoch(0)):
         if step == 5:
             break
-        losses.append(float(train_step(model, optimizer, batch, config, step, 5, device=CPU).loss))
+        losses.append(float(train_step(model, optimizer, prepare(batch, config, step, 5, CPU), config).loss))
     return losses, model.state_dict()
 
 
@@ -79,10 +79,11 @@ def test_the_loss_is_the_mean_over_text_or_over_all_positions(loss_on: str) -> N
     batch = next(iter(Batches(make_rows(32), data, rows_a_step=32, seed=1).epoch(0)))
     model = SomeLM(MODEL, GRAVITY)
     with torch.no_grad():
-        nats = model(batch.inputs, targets=batch.targets, rows=batch.rows).nats
+        nats = token_cross_entropy(model(batch.inputs).logits, batch.targets)
     assert not batch.real.all()
     expected = float(nats[batch.real].mean() if loss_on == "text" else nats.mean())
-    result = train_step(model, make_optimizer(model, config.train), batch, config, 0, 10, device=CPU)
+    inputs = prepare(batch, config, 0, 10, CPU)
+    result = train_step(model, make_optimizer(model, config.train), inputs, config)
     assert float(result.loss) == pytest.approx(expected, rel=1e-5)
 
 
@@ -104,32 +105,34 @@ def test_clipping_bounds_the_gradient_and_zero_leaves_it(clip: float) -> None:
     config = RunConfig(model=MODEL, gravity=GRAVITY, data=DataConfig(seq_len=40), train=TrainConfig(clip=clip))
     batch = next(iter(Batches(make_rows(32), config.data, rows_a_step=32, seed=1).epoch(0)))
     model = SomeLM(MODEL, GRAVITY)
-    result = train_step(model, make_optimizer(model, config.train), batch, config, 0, 10, device=CPU)
+    inputs = prepare(batch, config, 0, 10, CPU)
+    result = train_step(model, make_optimizer(model, config.train), inputs, config)
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     expected = float(result.gradient_norm) if clip == 0 else clip
     assert float(norm) == pytest.approx(expected, rel=1e-2)
     assert float(result.gradient_norm) > 1e-3
 
 
-def test_a_recording_is_given_all_that_differs_between_steps() -> None:
+def test_a_capture_is_given_all_that_differs_between_steps() -> None:
     config = RunConfig(
         model=MODEL,
         data=DataConfig(seq_len=33, batch_size=16, batching="padded"),
         train=TrainConfig(seed=7, global_batch_tokens=32 * 33),
     )
     batches = list(Batches(make_rows(64), config.data, seed=0, rows_a_step=32).epoch(0))
-    own, new = (prepare(batch, config, step, CPU) for step, batch in enumerate(batches[:2]))
+    own, new = (prepare(batch, config, step, 10, CPU) for step, batch in enumerate(batches[:2]))
     assert len(own.shares) == 2
     assert own.shares != new.shares
-    tray = Tray(own, CPU)
+    static = StaticInputs(own, CPU)
     for inputs in (own, new):
-        tray.bring(inputs)
-        for mine, theirs in zip(tray.inputs.parts, inputs.parts, strict=True):
+        static.fill(inputs)
+        for mine, theirs in zip(static.inputs.parts, inputs.parts, strict=True):
             for name, value in vars(theirs).items():
                 if isinstance(value, torch.Tensor):
                     assert torch.equal(getattr(mine, name), value), name
-        assert tray.inputs.shares == inputs.shares
-        assert torch.equal(tray.inputs.denominator, inputs.denominator)
-        assert torch.equal(tray.inputs.salt, inputs.salt)
-    places = [tensor.data_ptr() - tray.memory.data_ptr() for tensor in list_tensors(tray.inputs)]
+        assert static.inputs.shares == inputs.shares
+        assert torch.equal(static.inputs.denominator, inputs.denominator)
+        assert torch.equal(static.inputs.salt, inputs.salt)
+        assert torch.equal(static.inputs.rate, inputs.rate)
+    places = [tensor.data_ptr() - static.memory.data_ptr() for tensor in list_tensors(static.inputs)]
     assert all(place % ALIGNMENT == 0 for place in places)

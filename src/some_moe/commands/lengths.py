@@ -29,14 +29,13 @@ def evaluate_lengths(options: Namespace) -> int:
     longest = max(data.seq_len, *lengths)
     dataset = prepare(data.override({"seq_len": longest}), config.model.vocab_size, run.tokenizer)
     scores = score_lengths(
-        model.to(machine.device),
+        machine.adopt(model),
         dataset.train,
         getattr(dataset, options.split),
         lengths,
         config,
         run.tokenizer,
         machine.device,
-        bf16=machine.bf16,
     )
     program = describe_program()
     record = {

@@ -308,16 +308,8 @@ def evaluate_run(arguments: list[str]) -> int:
         rows = encode_rows(texts, run.tokenizer, run.config.data.seq_len)
     else:
         rows = getattr(own, options.split)
-    model = run.model.to(machine.device)
-    found = evaluate(
-        model,
-        rows,
-        run.config,
-        run.tokenizer.token_bytes(),
-        machine.device,
-        bf16=machine.bf16,
-        adapt=options.adapt,
-    )
+    model = machine.adopt(run.model)
+    found = evaluate(model, rows, run.config, run.tokenizer.token_bytes(), machine.device, adapt=options.adapt)
     source = options.data or f"{options.split} split"
     record = {"run": str(run.path), "step": run.step, "data": source, "adapt": options.adapt} | found.to_dict()
     if own is not None and options.trigram:

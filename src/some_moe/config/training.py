@@ -76,9 +76,11 @@ class TrainConfig(Config):
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16 autocast with fp32 weights, or fp32 throughout; auto is bf16 on a GPU and fp32 on a CPU."""
+    """bf16 layers with fp32 weights, or fp32 throughout; auto is bf16 on a GPU and fp32 on a CPU."""
+    fast: Literal["auto", "off"] = "auto"
+    """On a CUDA GPU use the fast model (the same parameters, fused kernels, captured steps), or the plain one."""
     compile: bool | None = None
-    """Use torch.compile, and record steps to replay them; null does so on a GPU, in runs of 200 steps or more."""
+    """Use torch.compile, and capture steps to replay them; null does so in the fast model, from 200 steps on."""
     kernel: Literal["auto", "reference", "cpu", "grouped", "triton"] = "auto"
     """Which implementation computes the experts; auto takes the fastest one for the device."""
     checkpoint_activations: bool = False

@@ -221,13 +221,11 @@ def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeigh
     return torch.einsum("nk,nkw->nw", gates, slots)
 
 
-def mix_experts(
-    x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
-) -> Tensor:
+def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
     """See `some_moe.experts`."""
     gates = gates.to(x.dtype)
     if weights.is_frozen:
         y: Tensor = FrozenExperts.apply(x, experts, gates, weights)  # type: ignore[no-untyped-call]
     else:
         y = _mix_trained(x, experts, gates, weights)
-    return y if onto is None else onto + y
+    return y

@@ -17,9 +17,7 @@ def can_mix(experts: Tensor) -> bool:
     return experts.numel() <= FEW_SLOTS and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-def mix_experts(
-    x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
-) -> Tensor:
+def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
     """See `some_moe.experts`."""
     chosen = experts.reshape(-1)
 
@@ -43,5 +41,4 @@ def mix_experts(
         if weights.lora is not None:
             out = out + multiply(weights.lora.down_out, multiply(weights.lora.down_in, hidden))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    y = (gates.to(wide)[:, :, None] * out.view(*experts.shape, -1)).sum(1).to(x.dtype)
-    return y if onto is None else onto + y
+    return (gates.to(wide)[:, :, None] * out.view(*experts.shape, -1)).sum(1).to(x.dtype)

@@ -180,13 +180,11 @@ def can_mix(x: Tensor, weights: ExpertWeights) -> bool:
     return wide and (x.dtype == torch.bfloat16 or not x.is_cuda)
 
 
-def mix_experts(
-    x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
-) -> Tensor:
+def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
     """See `some_moe.experts`."""
     needs_weight_gradient = torch.is_grad_enabled() and not weights.is_frozen
     layout = lay_out(experts, weights.num_experts, pad=needs_weight_gradient)
     rows: Tensor = GatherRows.apply(x, layout.slot, layout.place, experts.shape[1])  # type: ignore[no-untyped-call]
     out = run_experts(rows, weights, layout)
     y: Tensor = MixRows.apply(out, gates, layout.slot, layout.place)  # type: ignore[no-untyped-call]
-    return y if onto is None else onto + y
+    return y

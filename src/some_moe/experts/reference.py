@@ -23,9 +23,7 @@ def run_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
     return hidden @ down.T + down_bias
 
 
-def mix_experts(
-    x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None
-) -> Tensor:
+def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
     """Add up gate · expert(x) over each token's experts, one expert after another."""
     gates = gates.to(x.dtype)
     width = weights.up.shape[1] if weights.down is None else weights.down.shape[1]
@@ -33,4 +31,4 @@ def mix_experts(
     for expert in range(weights.num_experts):
         token, slot = (experts == expert).nonzero(as_tuple=True)
         y = y.index_add(0, token, gates[token, slot, None] * run_expert(x[token], weights, expert))
-    return y if onto is None else onto + y
+    return y

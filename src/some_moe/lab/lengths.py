@@ -53,8 +53,6 @@ def score_lengths(
     config: RunConfig,
     tokenizer: Tokenizer,
     device: torch.device,
-    *,
-    bf16: bool = False,
 ) -> list[LengthScore]:
     """Score the rows of `scored` at each length; the constant predictor learns from those of `train`.
 
@@ -68,10 +66,10 @@ def score_lengths(
         every_position = own.override(
             {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
         )
-        padded = evaluate(model, rows, every_position, token_bytes, device, bf16=bf16)
+        padded = evaluate(model, rows, every_position, token_bytes, device)
         # The run's own way of batching gives the bits that `some eval` prints; often it is this same one.
         same = evaluation_batches(rows, own).config.batching == "padded"
-        honest = padded if same else evaluate(model, rows, own, token_bytes, device, bf16=bf16)
+        honest = padded if same else evaluate(model, rows, own, token_bytes, device)
         share, on_padding = padded.text_share, padded.loss_on_padding
         everything: dict[str, Any] = padded.layers[len(padded.layers) // 2] if padded.layers else {}
         real: dict[str, Any] = honest.layers[len(honest.layers) // 2] if honest.layers else {}

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
-from some_moe.experts import Linear, has_triton, multiply
-from some_moe.fast.ops.linear import BiasGradient, Copies
+from some_moe.model.linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,7 @@ def make_geometry(
     segments (B, T): tokens see only tokens of the same segment (packed rows; not with a cache).
     rotation: the rotary angles of the positions, where they are at hand.
     """
-    if config.positions != "rope":
-        rotation = None
-    elif rotation is None:
+    if rotation is None and config.positions == "rope":
         rotation = rotary_angles(positions, config.head_width)
     time, past = positions.shape[1], 0 if past_positions is None else past_positions.shape[1]
     if config.positions != "alibi" and segments is None and (past == 0 or time == 1):
@@ -59,35 +56,6 @@ def rotary_angles(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
     inverse = 10000.0 ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
     angle = positions[:, None, :, None].float() * inverse
     return angle.cos(), angle.sin()
-
-
-Positions = tuple[Tensor, tuple[Tensor, Tensor]]
-_POSITIONS: dict[tuple[int, int, torch.device], Positions] = {}
-
-
-def tabulate_positions(length: int, width: int, device: torch.device) -> Positions:
-    """Positions (1, length) from 0 on, and their rotary angles (1, 1, length, width/2); made once."""
-    key = length, width, device
-    compiling = torch.compiler.is_compiling()
-    if not compiling and key in _POSITIONS:
-        return _POSITIONS[key]
-    if device.type == "cuda" and not compiling:
-        # What a CUDA graph makes while it is recorded is its own, and is overwritten when it is replayed.
-        assert not torch.cuda.is_current_stream_capturing(), "let the model run once before it is recorded"
-    with torch.inference_mode(False):  # what is made in that mode may be part of no gradient
-        positions = torch.arange(length, device=device)[None]
-        made = positions, rotary_angles(positions, width)
-    if not compiling and type(positions) is Tensor:  # and not one that only has a shape
-        _POSITIONS[key] = made
-    return made
-
-
-def plain_positions(start: int, end: int, width: int, device: torch.device) -> Positions:
-    """Positions (1, end − start) of rows without gaps, and their rotary angles, from a table that is kept."""
-    positions, angles = tabulate_positions(1 << (end - 1).bit_length(), width, device)
-    # Cut in two dimensions, so that the others have the strides of a tensor of this length.
-    cos, sin = (part[0, 0, start:end][None, None] for part in angles)
-    return positions[0, start:end][None], (cos, sin)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -136,51 +104,31 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.num_heads = config.num_heads
-        self.query = nn.Linear(config.d_model, config.d_model)
-        self.key = nn.Linear(config.d_model, config.d_model)
-        self.value = nn.Linear(config.d_model, config.d_model)
+        self.query = Linear(config.d_model, config.d_model)
+        self.key = Linear(config.d_model, config.d_model)
+        self.value = Linear(config.d_model, config.d_model)
         self.out = Linear(config.d_model, config.d_model)
-        self.copies: Copies | None = None  # of the first three, one below the other
 
-    @property
-    def maps(self) -> tuple[nn.Linear, ...]:
-        """The maps of the input, which one wide product can make at once."""
-        return self.query, self.key, self.value
-
-    def multiply(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Queries, keys and values beside each other (…, 3·D): x is read once, and its gradient needs no sum. And the
-        biases that are part of them, but cut off for autograd.
-        """
-        biases = tuple(each.bias for each in self.maps)
-        if self.copies is None:
-            return F.linear(x, torch.cat([each.weight for each in self.maps]), torch.cat(biases)), ()
-        return F.linear(x, *self.copies), biases
-
-    def project(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
-        """Queries, keys and values (B, H, T, W), turned to their positions."""
-        if x.is_cuda or self.copies is not None:
-            qkv, cut = self.multiply(x)
-            if geometry.rotation is not None and qkv.is_cuda and has_triton() and qkv.dtype != torch.float64:
-                from some_moe.fast.ops.rotary import rotate_qkv
-
-                return rotate_qkv(qkv, *geometry.rotation, self.num_heads, cut)
-            qkv = BiasGradient.apply(qkv, *cut) if cut else qkv  # type: ignore[no-untyped-call]
-            parts = qkv.chunk(3, dim=-1)
-        else:
-            parts = tuple(project(x) for project in self.maps)
-        q, k, v = (part.view(*part.shape[:-1], self.num_heads, -1).transpose(1, 2) for part in parts)
+    def place_heads(self, q: Tensor, k: Tensor, v: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, T, D) as (B, H, T, W), turned to their positions."""
+        q, k, v = (part.view(*part.shape[:-1], self.num_heads, -1).transpose(1, 2) for part in (q, k, v))
         if geometry.rotation is not None:
             q, k = rotate(q, geometry.rotation), rotate(k, geometry.rotation)
         return q, k, v
 
-    def forward(self, x: Tensor, geometry: Geometry, cache: Cache | None = None, *, cut_bias: bool = False) -> Tensor:
-        """x (B, T, D) → (B, T, D). cut_bias: autograd shall not see the last bias, whose gradient is made elsewhere."""
-        q, k, v = self.project(x, geometry)
+    def attend(self, qkv: tuple[Tensor, ...], geometry: Geometry, cache: Cache | None) -> Tensor:
+        """What each token gathers from those it sees (B, T, D), by queries, keys and values (B, H, T, W)."""
+        q, k, v = qkv
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         mask = geometry.mask
         if mask is not None and mask.is_floating_point():
             mask = mask.to(q.dtype)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=geometry.is_causal)
-        y = y.transpose(1, 2).flatten(2)
-        return multiply(y, self.out) if cut_bias else self.out(y)
+        return y.transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor, geometry: Geometry, cache: Cache | None = None) -> Tensor:
+        """x (B, T, D) → (B, T, D)."""
+        qkv = self.place_heads(self.query(x), self.key(x), self.value(x), geometry)
+        y: Tensor = self.out(self.attend(qkv, geometry, cache))
+        return y

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.hashing import derive_key, hash_words, to_unit24
-from some_moe.model.record import TokenInfo
+from some_moe.model.tokens import TokenInfo
 
 STREAM = zlib.crc32(b"dropout")
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from some_moe.experts import has_triton
 from some_moe.hashing import derive_key, hash_words, to_unit24
 
 MATRICES = {"up": 0, "up_bias": 1, "down": 2, "down_bias": 3}
@@ -33,26 +32,26 @@ def fill_experts(
     Values are uniform within ±bound; with `sparsity`, that share is zero and the rest is scaled by
     1/√(1−sparsity), so that the variance stays the same.
     """
-    chosen = range(out.shape[0]) if experts is None else experts
+    chosen = list(range(out.shape[0]) if experts is None else experts)
     code = MATRICES[matrix]
     scale = bound / (1 - sparsity) ** 0.5
     factor = torch.tensor(scale * 2.0**-24, dtype=torch.float32, device=out.device)
     num_zero = round(sparsity * 2**24)
-    keys = [(derive_key(seed, layer, e, code), derive_key(seed, layer, e, code + _ZEROS)) for e in chosen]
-    if out.is_cuda and has_triton():
-        from some_moe.fast.ops.fill_kernel import fill
-
-        words = torch.tensor([[*value, *zero] for value, zero in keys], dtype=torch.int32, device=out.device)
-        fill(out.view(out.shape[0], -1), words, factor, num_zero)
-        return
-    for row, (value_key, zero_key) in zip(out.view(out.shape[0], -1), keys, strict=True):
-        for start in range(0, row.numel(), _CHUNK):
-            part = row[start : start + _CHUNK]
-            counter = torch.arange(start, start + part.numel(), dtype=torch.int32, device=out.device)
-            odd = to_unit24(hash_words(counter, *value_key)) * 2 + (1 - 2**24)
+    values_key, zeros_key = (
+        torch.tensor([derive_key(seed, layer, e, code + stream) for e in chosen], dtype=torch.int32, device=out.device)
+        for stream in (0, _ZEROS)
+    )
+    flat = out.view(out.shape[0], -1)
+    width = min(flat.shape[1], _CHUNK)
+    for first in range(0, len(flat), height := max(1, _CHUNK // width)):
+        some = slice(first, first + height)
+        for start in range(0, flat.shape[1], width):
+            part = flat[some, start : start + width]
+            counter = torch.arange(start, start + part.shape[1], dtype=torch.int32, device=out.device)
+            odd = to_unit24(hash_words(counter, *values_key[some, :, None].unbind(1))) * 2 + (1 - 2**24)
             values = odd.to(torch.float32) * factor
             if sparsity:
-                values = values * (to_unit24(hash_words(counter, *zero_key)) >= num_zero)
+                values = values * (to_unit24(hash_words(counter, *zeros_key[some, :, None].unbind(1))) >= num_zero)
             part.copy_(values)
 
 
@@ -78,15 +77,15 @@ def checksum(tensors: Iterable[Tensor]) -> str:
     exact whatever the order of addition, and fast on a GPU.
     """
     views = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    total = 0
+    totals = []
     for place, tensor in enumerate(tensors):
         bits = tensor.detach().contiguous().view(-1).view(views[tensor.element_size()])
-        chunk = _CHUNK << 6 if bits.is_cuda else _CHUNK
-        for start in range(0, bits.numel(), chunk):
-            part = bits[start : start + chunk].to(torch.int64)
+        for start in range(0, bits.numel(), _CHUNK):
+            part = bits[start : start + _CHUNK].to(torch.int64)
             first = start + (place << 40)
             weight = torch.arange(first, first + part.numel(), device=part.device)
             weight *= -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed word
             weight ^= weight >> 29
-            total += int((weight * 2 + 1).mul_(part).sum())
+            totals.append((weight * 2 + 1).mul_(part).sum())
+    total = int(torch.stack(totals).sum()) if totals else 0
     return f"{total & 0xFFFFFFFFFFFFFFFF:016x}"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from some_moe.model.attention import Cache
+from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
 
 
@@ -46,7 +47,9 @@ def generate_tokens(
     tokens, fresh = prompt, prompt
     done = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
     for _ in range(max_new_tokens):
-        logits = model(fresh if use_cache else tokens, cache=cache, sums=False).logits[:, -1]
+        read = fresh if use_cache else tokens
+        info = TokenInfo.of(read.shape, read.device, ids=read, sums=False)
+        logits = model(read, info, cache=cache).logits[:, -1]
         chosen = choose_token(logits, temperature, top_p, generator)
         yield chosen
         if stop is not None:

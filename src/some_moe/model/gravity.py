@@ -5,17 +5,16 @@ Shapes: E experts, D model width, S sampled unit queries; L layers may come befo
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from some_moe.config import GravityConfig
 from some_moe.model.keystore import NO_WINDOW_YET, KeyState
-from some_moe.model.record import SUMS, Routing
+from some_moe.model.routing import Routing
 
 Beta = float | Tensor  # one number, or (L, 1, 1): one a layer
-Advance = Callable[[list[KeyState], list[Routing], GravityConfig, Beta], None]
 
 
 def update_usage(usage: Tensor, counts: Tensor, ema_decay: float) -> Tensor:
@@ -122,17 +121,6 @@ def beta_now(config: GravityConfig, layer: int, step: int, total_steps: int | No
     return math.copysign(strength, config.beta) * scale
 
 
-def betas_now(config: GravityConfig, states: Sequence[KeyState], step: int, total_steps: int | None) -> Beta:
-    """`beta_now` of L layers, in a form that compiled code can take at every step."""
-    if not config.pulls_peers:
-        return 0.0
-    betas = [beta_now(config, state.layer, step, total_steps) for state in states]
-    if config.beta_schedule == "constant" and len(set(betas)) == 1:
-        return betas[0]
-    # A number that changes would be compiled anew at every step. Filled in on the device: a copy would be waited for.
-    return torch.stack([state.keys.new_full((1, 1), beta) for state, beta in zip(states, betas, strict=True)])
-
-
 def is_due(state: KeyState, config: GravityConfig, step: int) -> bool:
     """Whether this layer's keys move at this step."""
     return step % config.every == 0 and state.layer not in config.frozen_layers
@@ -140,60 +128,28 @@ def is_due(state: KeyState, config: GravityConfig, step: int) -> bool:
 
 @torch.no_grad()
 def step(state: KeyState, routing: Routing, config: GravityConfig, step: int, total_steps: int | None = None) -> None:
-    """Move one layer's keys by what was routed in this step. Nothing but this and `step_layers` writes a `KeyState`."""
+    """Move one layer's keys by what was routed in this step.
+
+    Nothing else writes a `KeyState`, but for `set_bias` and, for all layers at once, fast/gravity.py.
+    """
     if is_due(state, config, step):
         refuse_without_sums(routing)
         beta = beta_now(config, state.layer, step, total_steps) if config.pulls_peers else 0.0
-        advance_keys(state, routing, config, beta)
+        buffers = dict(state.named_buffers())
+        for name, value in next_state(buffers, routing, config, beta).items():
+            buffers[name].copy_(value)
 
 
 @torch.no_grad()
-def step_layers(
-    states: Sequence[KeyState | None],
-    routings: Sequence[Routing],
-    config: GravityConfig,
-    step: int,
-    total_steps: int | None = None,
-    *,
-    advance: Advance | None = None,
-) -> None:
-    """The same for all layers at once; those without a state are left out.
-
-    `advance` is `advance_layers`, or its compiled form.
-    """
-    due_states, due_routings = [], []
-    for state, routing in zip(states, routings, strict=True):
-        if state is not None and is_due(state, config, step):
-            refuse_without_sums(routing)
-            due_states.append(state)
-            due_routings.append(routing)
-    if due_states:
-        betas = betas_now(config, due_states, step, total_steps)
-        (advance or advance_layers)(due_states, due_routings, config, betas)
+def set_bias(state: KeyState, bias: Tensor) -> None:
+    """Choose the selection bias (E,) from outside: benchmarks make loads uneven by it."""
+    state.bias.copy_(bias)
 
 
 def refuse_without_sums(routing: Routing) -> None:
     """A pass with sums=False leaves shapes in their place, on the meta device."""
     if routing.counts.is_meta:
         raise RuntimeError("this routing has no sums, only meta tensors of their shapes; run the pass with sums=True")
-
-
-def advance_keys(state: KeyState, routing: Routing, config: GravityConfig, beta: float) -> None:
-    """One step of gravity, peer force of strength `beta`. Whether it is due, `step` has decided."""
-    buffers = dict(state.named_buffers())
-    for name, value in next_state(buffers, routing, config, beta).items():
-        buffers[name].copy_(value)
-
-
-def advance_layers(states: list[KeyState], routings: list[Routing], config: GravityConfig, beta: Beta) -> None:
-    """One step of gravity for L layers at once: one by one, its kernels would be many and small."""
-    buffers = [dict(state.named_buffers()) for state in states]
-    old = {name: torch.stack([own[name] for own in buffers]) for name in buffers[0]}
-    names = (*SUMS, "sample", "sample_order")
-    sums = {name: torch.stack([getattr(routing, name) for routing in routings]) for name in names}
-    new = next_state(old, Routing(**sums), config, beta)
-    targets = [own[name] for name in new for own in buffers]
-    torch._foreach_copy_(targets, [value for values in new.values() for value in values.unbind()])
 
 
 def next_state(old: Mapping[str, Tensor], routing: Routing, config: GravityConfig, beta: Beta) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from some_moe.config import ModelConfig
 from some_moe.hashing import derive_key
 from some_moe.model.keystore import KeyState
 from some_moe.model.library import LoraLibrary
-from some_moe.model.routing import Temperature
+from some_moe.model.router import Temperature
 
 RESIDUAL_OUTPUTS = ("attention.out", "ffn.project", "library.shared")
 

@@ -13,7 +13,7 @@ NO_WINDOW_YET = -1  # in `window_last` before the first full window
 
 
 class KeyState(nn.Module):
-    """E keys of width d and their history. Buffers only; `gravity.step` and `gravity.step_layers` alone write them.
+    """E keys of width d and their history. Buffers only, and gravity alone writes them.
 
     Learned keys (router: learned) are the exception: there `keys` is a parameter and belongs to the optimizer.
     """

@@ -6,17 +6,19 @@ layer.gravity_step(routing, step)          # after the optimizer's step: the key
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.experts import Linear, gelu_network
 from some_moe.model import gravity as gravity_rules
 from some_moe.model.init import init_weights
 from some_moe.model.keystore import KeyState
 from some_moe.model.library import ExpertLibrary, make_library
+from some_moe.model.linear import Linear
 from some_moe.model.query import make_query
-from some_moe.model.record import Routing, TokenInfo
-from some_moe.model.routing import HashRouter, KeyRouter
+from some_moe.model.router import HashRouter, KeyRouter
+from some_moe.model.routing import Routing
+from some_moe.model.tokens import TokenInfo
 
 
 class DenseFFN(nn.Module):
@@ -28,7 +30,8 @@ class DenseFFN(nn.Module):
         self.project = Linear(width, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return gelu_network(x, self.expand, self.project)
+        y: Tensor = self.project(F.gelu(self.expand(x)))
+        return y
 
 
 class FrozenDenseFFN(nn.Module):
@@ -134,38 +137,37 @@ class SomeLayer(nn.Module):
         step: int = 0,
         top_k: int | None = None,
         previous_query: Tensor | None = None,
-        again: Tensor | None = None,
-        onto: Tensor | None = None,
     ) -> tuple[Tensor, Routing]:
         """x (B, T, D) → y (B, T, D) and the record of who was chosen. Changes no state.
 
         step: chooses what is sampled, where no info says so. top_k: experts a token, if not the config's (warm-up).
-        previous_query: the query of the layer before, for `grounding`. again: x once more, where its gradients by
-        query and by experts are wanted apart. onto (B, T, D): what y is added to.
+        previous_query: the query of the layer before, for `grounding`.
         """
-        batch, time, d_model = x.shape
         if info is None:
-            info = TokenInfo.of((batch, time), x.device, seed=self.seed, step=step)
-        top_k = top_k or self.model.top_k
-        query = None
-        if self.key_router is not None and self.query is not None:
-            query = self.query(x if again is None else again)
-            address = query
-            if self.model.grounding and previous_query is not None:
-                address = query + self.model.grounding * previous_query
-            gates, routing = self.key_router(address, info, top_k)
-        else:
-            assert self.hash_router is not None
-            gates, routing = self.hash_router(x, info, top_k)
-        assert routing.experts is not None
-        rows, experts, gates = x.reshape(-1, d_model), routing.experts.flatten(0, 1), gates.flatten(0, 1)
-        if not self.studies:
-            y: Tensor = self.library(rows, experts, gates, None if onto is None else onto.reshape(-1, d_model))
-            return y.view_as(x), routing
-        y = self.library(rows, experts, gates).view_as(x)
+            info = TokenInfo.of(x.shape[:2], x.device, seed=self.seed, step=step)
+        query, gates, routing = self.route(x, info, top_k or self.model.top_k, previous_query)
+        y = self.run_experts(x, gates, routing)
         for study in self.studies:
             y = study(y, x, query)
-        return y if onto is None else onto + y, routing
+        return y, routing
+
+    def route(
+        self, x: Tensor, info: TokenInfo, top_k: int, previous_query: Tensor | None
+    ) -> tuple[Tensor | None, Tensor, Routing]:
+        """The query (B, T, D) of each token, where there are any; its experts' gates (B, T, K); and the record."""
+        if self.query is None or self.key_router is None:
+            assert self.hash_router is not None
+            return None, *self.hash_router(x, info, top_k)
+        query = address = self.query(x)
+        if self.model.grounding and previous_query is not None:
+            address = query + self.model.grounding * previous_query
+        return query, *self.key_router(address, info, top_k)
+
+    def run_experts(self, x: Tensor, gates: Tensor, routing: Routing) -> Tensor:
+        """The gated sum (B, T, D) of the chosen experts' outputs."""
+        assert routing.experts is not None
+        y: Tensor = self.library(x.flatten(0, 1), routing.experts.flatten(0, 1), gates.flatten(0, 1))
+        return y.view_as(x)
 
     def gravity_step(self, routing: Routing, step: int, total_steps: int | None = None) -> None:
         """Let the keys move by what `routing` recorded (the sum over the step's micro-batches and ranks)."""

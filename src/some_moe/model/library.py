@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import ConfigError, ModelConfig
-from some_moe.experts import ExpertWeights, Linear, LoraWeights, MixExperts, choose_kernel, fits_graph
+from some_moe.experts import ExpertWeights, LoraWeights, MixExperts, choose_kernel
 from some_moe.model.expert_weights import MATRICES, checksum, fill_experts, fill_orthogonal
+from some_moe.model.linear import Linear
+from some_moe.precision import full_precision, product_dtype
 
 
 class ExpertLibrary(nn.Module):
@@ -39,6 +41,7 @@ class ExpertLibrary(nn.Module):
         self.init_method = config.init_method
         self.sparsity = config.sparsity
         self.trained = config.trainability == "full"
+        self.kernel = kernel
         self.mix: MixExperts = choose_kernel(kernel)
         experts, width, d = num_experts or config.num_experts, d_ffn or config.d_ffn, config.d_model
         shapes: dict[str, tuple[int, ...]] = {
@@ -103,19 +106,12 @@ class ExpertLibrary(nn.Module):
     def weights(self) -> ExpertWeights:
         return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias)
 
-    def fits_graph(self, bf16: bool) -> bool:
-        """Whether compiled code on a GPU can hold these experts, computing in bf16 or in float32."""
-        x = self.up.new_empty(1, self.up.shape[2], dtype=torch.bfloat16 if bf16 else torch.float32)
-        return fits_graph(self.mix, x, self.weights())
-
-    def forward(self, x: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
-        """x (N, D), experts (N, K) int64, gates (N, K) → onto (N, D) + the gated sum of the experts' outputs."""
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            x = x.to(torch.get_autocast_dtype(device))
-        # Kernels compute in the type of x throughout; autocast would choose anew at every operation.
-        with torch.autocast(device, enabled=False):
-            return self.mix(x, experts, gates, self.weights(), onto)
+    def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
+        """x (N, D), experts (N, K) int64, gates (N, K) → the gated sum (N, D) of the experts' outputs."""
+        # Experts compute in one type throughout, that of a product of x.
+        x = x.to(product_dtype(x))
+        with full_precision(x):
+            return self.mix(x, experts, gates, self.weights())
 
 
 class LoraLibrary(ExpertLibrary):
@@ -159,9 +155,9 @@ class SharedDownLibrary(ExpertLibrary):
     def weights(self) -> ExpertWeights:
         return ExpertWeights(up=self.up, up_bias=self.up_bias)
 
-    def forward(self, x: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
-        mixed: Tensor = self.shared(super().forward(x, experts, gates))
-        return mixed if onto is None else onto + mixed
+    def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
+        y: Tensor = self.shared(super().forward(x, experts, gates))
+        return y
 
 
 def make_library(config: ModelConfig, layer: int, **options: Any) -> ExpertLibrary:

@@ -1,9 +1,10 @@
 """The query network: turns a token's vector into the vector that is compared with the keys."""
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
-from some_moe.experts import Linear, gelu_network
+from some_moe.model.linear import Linear
 
 
 class LinearQuery(nn.Module):
@@ -27,7 +28,8 @@ class MlpQuery(nn.Module):
         self.project = Linear(config.query_width, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return gelu_network(x, self.expand, self.project)
+        query: Tensor = self.project(F.gelu(self.expand(x)))
+        return query
 
 
 def make_query(config: ModelConfig) -> nn.Module:

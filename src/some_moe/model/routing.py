@@ -1,143 +1,144 @@
-"""Chooses each token's experts, by keys or by hash.
+"""The record of who was chosen, and the sums over tokens that gravity reads of it, which add up.
 
-Shapes: B rows, T positions, E experts, K chosen, D model width.
+Shapes: B rows, T positions, N = B·T tokens, E experts, K chosen, D model width, S samples.
 """
 
-import math
+from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from some_moe.config import GravityConfig, ModelConfig
-from some_moe.experts import has_triton
-from some_moe.hashing import assign_experts, derive_key
-from some_moe.model.keystore import KeyState
-from some_moe.model.record import Routing, TokenInfo, at_least_float32, summarize
+from some_moe.config import GravityConfig
+from some_moe.hashing import sample_order
+from some_moe.model.tokens import TokenInfo
+from some_moe.precision import at_least_float32
 
-
-class Temperature(nn.Module):
-    """One learned temperature, kept within bounds by a sigmoid on the logarithmic scale."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.low, self.high = config.temperature_bounds
-        place = math.log(config.temperature / self.low) / math.log(self.high / self.low)
-        self.start = math.log(place / (1 - place))
-        self.place = nn.Parameter(torch.empty(()))
-
-    def forward(self) -> Tensor:
-        temperature: Tensor = self.low * (self.high / self.low) ** self.place.sigmoid()
-        return temperature
+NOT_SAMPLED = torch.iinfo(torch.int64).max
 
 
-class KeyRouter(nn.Module):
-    """Content-based routing: the K experts whose keys score highest against the query."""
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Which experts one layer chose, and sums over the counted tokens that add up over micro-batches and ranks.
 
-    def __init__(self, model: ModelConfig, gravity: GravityConfig, layer: int, seed: int) -> None:
-        super().__init__()
-        self.model, self.gravity = model, gravity
-        self.layer_words: Tensor
-        self.register_buffer("layer_words", torch.tensor(derive_key(layer), dtype=torch.int32), persistent=False)
-        self.state = KeyState(model, gravity, layer, seed)
-        self.temperature = Temperature(model) if model.learn_temperature else None
+    `a + b` adds the sums, keeps the samples that come first in the order, and drops what belongs to one batch.
+    """
 
-    def addresses(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries (…, D) and keys (E, D) whose inner products are the scores."""
-        keys = self.state.routing_keys.to(query.dtype)
-        if self.model.score == "cosine":
-            return self.model.cosine_scale * F.normalize(query, dim=-1), F.normalize(keys, dim=-1)
-        return query, keys
+    counts: Tensor  # (E,) int64 selections n
+    query_sum: Tensor  # (E, D) sum s of the unit queries of each expert's tokens
+    pairs: Tensor  # (E, E) int64 co-selections C; the diagonal is n
+    num_tokens: Tensor  # () int64 counted tokens
+    raw_sum: Tensor  # (D,) sum of raw queries, before centring; (0,) where they are not centred
+    sample: Tensor  # (S, D) unit queries, first in the order first; zero: no direction, or no token
+    sample_order: Tensor  # (S,) int64, NOT_SAMPLED where the batch had fewer tokens
+    experts: Tensor | None = None  # (B, T, K) int64
+    gates: Tensor | None = None  # (B, T, K), a record: gradients go by what the router returns beside it
+    query: Tensor | None = None  # (B, T, D) the layer's query, before centring; a record, but for `grounding`
+    aux_loss: Tensor | None = None  # () what this layer adds to the training loss
 
-    def score(self, query: Tensor) -> Tensor:
-        """Compare queries (…, D) with the keys: (…, E)."""
-        query, keys = self.addresses(query)
-        return query @ keys.T
+    def __add__(self, other: "Routing") -> "Routing":
+        order, place = torch.cat((self.sample_order, other.sample_order)).sort()
+        keep = len(self.sample_order)
+        return Routing(
+            **{name: getattr(self, name) + getattr(other, name) for name in SUMS},
+            sample=torch.cat((self.sample, other.sample))[place[:keep]],
+            sample_order=order[:keep],
+        )
 
-    def choose(self, query: Tensor, scored: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The experts (B, T, K) of each query, their gates, and all scores (B, T, E) at the temperature.
-
-        query (B, T, D) as it came; scored, in float32 and centred.
-
-        On a GPU the scores of those not chosen are never made, where nothing asks for them.
-        """
-        temperature = self.model.temperature if self.temperature is None else self.temperature()
-        wants_all = top_k == 1 or self.model.has_auxiliary_loss or self.state.keys.requires_grad
-        fits = scored.dtype == torch.float32 and top_k <= 16
-        if scored.is_cuda and not wants_all and fits and has_triton():
-            from some_moe.fast.ops.nearest import nearest
-
-            address, keys = self.addresses(scored)
-            if self.model.score == "dot" and self.state.query_mean is None:
-                address = query  # before it was widened to float32: the same numbers in half the bytes
-            settled = temperature if self.temperature is None else None  # a learned one must get its gradient
-            experts, gates = nearest(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k, settled)
-            if settled is None:
-                gates = (gates / temperature).softmax(-1)
-            shape = (*scored.shape[:2], top_k)
-            return experts.view(shape), gates.view(shape), None
-        scores = self.score(scored)
-        # The bias decides who is chosen, and never how much the chosen count.
-        experts = (scores.detach() + self.state.bias).topk(top_k, dim=-1).indices
-        tempered = scores / temperature
-        if top_k == 1:
-            # A softmax over one is constant: the share among all E keeps a gradient for the query network.
-            return experts, tempered.softmax(-1).gather(-1, experts), tempered
-        return experts, tempered.gather(-1, experts).softmax(-1), tempered
-
-    def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
-        """Choose top_k experts for each query (B, T, D): their gates (B, T, K), and the record."""
-        with torch.autocast(query.device.type, enabled=False):
-            raw = at_least_float32(query)
-            mean = self.state.query_mean
-            scored = raw if mean is None else raw - mean.to(raw.dtype)
-            experts, gates, scores = self.choose(query, scored, top_k)
-            sums = summarize(experts, query, mean, info, self.layer_words, self.model.num_experts, self.gravity)
-            aux_loss = None if scores is None else auxiliary_loss(self.model, scores, experts, info.counted)
-        # Whatever leaves with a gradient gets one in the backward pass, if only of zeros. The copy of the gates is not
-        # an alias of them: where a compiled graph breaks behind the router, torch would take one for the other, and
-        # the query network would get no gradient.
-        kept = query if self.model.grounding else query.detach()
-        return gates, Routing(**sums, experts=experts, gates=gates.detach().clone(), query=kept, aux_loss=aux_loss)
+    def detach(self) -> "Routing":
+        """The sums and samples alone, without the batch's own tensors or their graph."""
+        return Routing(**{name: getattr(self, name).detach() for name in (*SUMS, "sample", "sample_order")})
 
 
-class HashRouter(nn.Module):
-    """No content: a token's experts follow from its id, and all count the same."""
-
-    def __init__(self, model: ModelConfig, gravity: GravityConfig, layer: int) -> None:
-        super().__init__()
-        self.model, self.gravity, self.layer = model, gravity, layer
-        self.layer_words: Tensor
-        self.register_buffer("layer_words", torch.tensor(derive_key(layer), dtype=torch.int32), persistent=False)
-
-    def forward(self, x: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
-        """Choose by info.ids; x (B, T, D) only stands in for queries in the sums. Returns gates and record."""
-        if info.ids is None:
-            raise ValueError("hash routing chooses by token id; pass TokenInfo(ids=...)")
-        experts = assign_experts(info.ids, self.model.num_experts, top_k, self.model.expert_seed, self.layer)
-        sums = summarize(experts, x.detach(), None, info, self.layer_words, self.model.num_experts, self.gravity)
-        gates = torch.full(experts.shape, 1 / top_k, dtype=at_least_float32(x).dtype, device=x.device)
-        return gates, Routing(**sums, experts=experts, gates=gates)
+SUMS = ("counts", "query_sum", "pairs", "num_tokens", "raw_sum")
+assert {f.name for f in fields(Routing)} >= set(SUMS)
 
 
-def auxiliary_loss(config: ModelConfig, scores: Tensor, experts: Tensor, counted: Tensor) -> Tensor | None:
-    """Weighted sum of the balance loss and the entropy band's penalty over counted tokens; None when both are off."""
-    if not config.has_auxiliary_loss:
-        return None
-    weight = counted.to(scores.dtype)
-    num_tokens = weight.sum().clamp(min=1)
-    log_share = scores.log_softmax(-1)
-    share = log_share.exp()
-    loss = scores.new_zeros(())
-    if config.balance_loss:
-        mean_share = (share * weight[..., None]).sum((0, 1)) / num_tokens
-        picked = weight[..., None].expand(experts.shape).reshape(-1)
-        load = torch.zeros_like(mean_share).index_add(0, experts.reshape(-1), picked)
-        load = load / (num_tokens * experts.shape[-1])
-        loss = loss + config.balance_loss * config.num_experts * (load * mean_share).sum()
-    if config.entropy_band is not None:
-        low, high = config.entropy_band
-        entropy = (-(share * log_share).sum(-1) * weight).sum() / num_tokens
-        outside = (low - entropy).clamp(min=0) + (entropy - high).clamp(min=0)
-        loss = loss + config.entropy_band_weight * outside**2
-    return loss
+def unit_vectors(x: Tensor) -> Tensor:
+    """Scale vectors (…, D) to unit length, however long or short; a zero vector stays zero."""
+    largest = x.abs().amax(-1, keepdim=True)
+    x = x / torch.where(largest > 0, largest, 1.0)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.clamp(min=1)
+
+
+def lowest_uncounted(gravity: GravityConfig) -> int:
+    """Tokens count in a layer's statistics whose order's upper 31 bits are below this."""
+    return round(gravity.token_fraction * 2**31)
+
+
+def count_fraction(info: TokenInfo, layer_words: Tensor, gravity: GravityConfig) -> Tensor:
+    """Which tokens enter the sums: (B, T), or where each layer chooses its own, (…, B, T) as layer_words is (…, 2)."""
+    if gravity.token_fraction == 1:
+        return info.counted
+    order = sample_order(info.salt, layer_words, info.rows, info.counted.shape[1])
+    return info.counted & (order >> 32 < lowest_uncounted(gravity))
+
+
+def choose_samples(info: TokenInfo, layer_words: Tensor, gravity: GravityConfig) -> tuple[Tensor, Tensor]:
+    """The first S counted tokens by the order of (salt, layer, row, position): their places among the N, and orders.
+
+    layer_words (…, 2): the layer as `hashing.sample_order` takes it, or several. Known before any query is computed.
+    """
+    order = sample_order(info.salt, layer_words, info.rows, info.counted.shape[1])
+    order = torch.where(info.counted & (order >> 32 < lowest_uncounted(gravity)), order, NOT_SAMPLED).flatten(-2)
+    first = order.topk(min(gravity.num_samples, order.shape[-1]), largest=False, sorted=True)
+    return pad_samples(first.indices, first.values, gravity.num_samples)
+
+
+def pad_samples(place: Tensor, order: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Samples (…, S) where a batch has fewer tokens. F.pad would take NOT_SAMPLED for a float."""
+    shape = (*place.shape[:-1], num_samples - place.shape[-1])
+    if shape[-1] == 0:
+        return place, order
+    nowhere, last = place.new_zeros(shape), order.new_full(shape, NOT_SAMPLED)
+    return torch.cat((place, nowhere), -1), torch.cat((order, last), -1)
+
+
+@torch.no_grad()
+def summarize(
+    experts: Tensor,
+    query: Tensor,
+    mean: Tensor | None,
+    info: TokenInfo,
+    layer_words: Tensor,
+    num_experts: int,
+    gravity: GravityConfig,
+) -> dict[str, Tensor]:
+    """Add up what gravity needs. experts (B, T, K); query (B, T, D), and the mean that centring takes from it.
+
+    layer_words (2,): the layer as `hashing.sample_order` takes it.
+    """
+    if not info.sums:
+        return shape_sums(num_experts, query.shape[-1], gravity.num_samples, centred=mean is not None)
+    raw = at_least_float32(query.flatten(0, 1))
+    unit = unit_vectors(raw if mean is None else raw - mean.to(raw.dtype))
+    counted = count_fraction(info, layer_words, gravity).flatten()
+    # One row per token with a 1 at each chosen expert: all sums are matrix products, exact for counts.
+    chosen = unit.new_zeros(len(unit), num_experts)
+    experts = experts.flatten(0, 1)
+    chosen.scatter_(1, experts, counted.to(unit.dtype)[:, None].expand(experts.shape))
+    pairs = (chosen.T @ chosen).to(torch.int64)
+    place, order = choose_samples(info, layer_words, gravity)
+    return {
+        "counts": pairs.diagonal().contiguous(),
+        "query_sum": chosen.T @ unit,
+        "pairs": pairs,
+        "num_tokens": counted.sum(),
+        "raw_sum": raw.new_empty(0) if mean is None else (raw * counted.to(raw.dtype)[:, None]).sum(0),
+        "sample": torch.where((order < NOT_SAMPLED)[:, None], unit[place], 0.0),
+        "sample_order": order,
+    }
+
+
+def shape_sums(num_experts: int, d_model: int, num_samples: int, *, centred: bool) -> dict[str, Tensor]:
+    """Sums that were not made: shapes without values, so that whoever reads them fails."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "counts": (num_experts,),
+        "query_sum": (num_experts, d_model),
+        "pairs": (num_experts, num_experts),
+        "num_tokens": (),
+        "raw_sum": (d_model if centred else 0,),
+        "sample": (num_samples, d_model),
+        "sample_order": (num_samples,),
+    }
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

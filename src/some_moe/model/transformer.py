@@ -5,7 +5,8 @@ counts allow nothing else. Shapes: B rows, T positions, D model width, V vocabul
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -13,81 +14,48 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.experts import Linear, has_triton, makes_bf16, multiply
-from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, plain_positions, sinusoidal_positions
+from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
 from some_moe.model.dropout import Dropout
-from some_moe.model.embedding import Embedding
-from some_moe.model.gravity import Advance, advance_layers, step_layers
 from some_moe.model.init import init_weights
 from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
 from some_moe.model.library import ExpertLibrary
-from some_moe.model.record import Routing, TokenInfo, summarize_layers, sums_come_together
-from some_moe.model.samples import choose_samples, make_layer_words
+from some_moe.model.linear import LayerNorm, Linear
+from some_moe.model.routing import Routing
+from some_moe.model.tokens import TokenInfo
+from some_moe.precision import at_least_float32
+
+
+def sum_aux_losses(routings: Sequence[Routing]) -> Tensor | None:
+    """What the layers add to the training loss, where anything is asked for."""
+    losses = [routing.aux_loss for routing in routings if routing.aux_loss is not None]
+    return torch.stack(losses).sum() if losses else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutput:
     """What one forward pass gives."""
 
-    scores: Tensor  # (B, T, V) logits; or, where targets were given, (B, T) the nats of each target
+    logits: Tensor  # (B, T, V)
     routings: tuple[Routing, ...]  # one a SoME layer, in order of depth; empty for dense models
-    aux_loss: Tensor | None  # sum of the layers' auxiliary losses, where any are asked for
-    loss: Tensor | None = None  # () what the model learns from, where a denominator was given: scores is then a record
 
     @property
-    def logits(self) -> Tensor:
-        assert self.scores.dim() == 3, "targets were given: there are nats, not logits"
-        return self.scores
-
-    @property
-    def nats(self) -> Tensor:
-        assert self.scores.dim() == 2, "no targets were given: there are logits, not nats"
-        return self.scores
+    def aux_loss(self) -> Tensor | None:
+        return sum_aux_losses(self.routings)
 
 
-def token_nats(logits: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Negative log-likelihood of each target (B, T), in float32 or better.
+@dataclass(frozen=True, kw_only=True)
+class LossOutput:
+    """What a model learns from."""
 
-    bias (V,): one that is part of the logits, but cut off from them for autograd; only where Triton's kernel runs.
-    """
-    if logits.is_cuda and has_triton() and logits.dtype in (torch.bfloat16, torch.float32):
-        from some_moe.fast.ops import nats
-
-        found: Tensor = nats.token_nats(logits.flatten(0, 1), targets.flatten(), bias)[0]
-        return found.view(targets.shape)
-    assert bias is None
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    loss: Tensor  # () the weighted sum of the targets' cross-entropies over the denominator; differentiate it once
+    aux_loss: Tensor | None  # () sum of the layers' auxiliary losses, where any are asked for
+    routings: tuple[Routing, ...]
 
 
-def norm_beside(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
-    """x, to go on with, and its norm."""
-    if can_fuse_norm(x):
-        from some_moe.fast.ops.norm import NormBeside
-
-        beside: tuple[Tensor, Tensor] = NormBeside.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
-        return beside
-    return x, norm(x)
-
-
-def add_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor, y_bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """x + y, and the norm of that, twice: for two readers, whose gradients are then summed by one kernel.
-
-    y_bias (D,): one that is part of y, but cut off from it for autograd; only where Triton's kernel runs.
-    """
-    if can_fuse_norm(x):
-        from some_moe.fast.ops.norm import AddNorm
-
-        found: tuple[Tensor, Tensor, Tensor] = AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, y_bias)  # type: ignore[no-untyped-call]
-        return found
-    assert y_bias is None
-    total = x + y
-    normed = norm(total)
-    return total, normed, normed
-
-
-def can_fuse_norm(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[-1] <= 8192 and has_triton()
+def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Nats of each target (B, T), in float32 or better, from logits (B, T, V)."""
+    losses = F.cross_entropy(at_least_float32(logits).flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view(targets.shape)
 
 
 class Block(nn.Module):
@@ -105,13 +73,13 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.norm_first = model.norm == "pre"
+        self.dtype: torch.dtype | None = None  # see `SomeLM.compute_in`
         with torch.device(device or "cpu"):
             self.drop_attention = Dropout(model.dropout, 2 * layer + 1)
             self.drop_ffn = Dropout(model.dropout, 2 * layer + 2)
-        with torch.device(device or "cpu"):
-            self.attention_norm = nn.LayerNorm(model.d_model)
+            self.attention_norm = LayerNorm(model.d_model)
             self.attention = Attention(model, layer)
-            self.ffn_norm = nn.LayerNorm(model.d_model)
+            self.ffn_norm = LayerNorm(model.d_model)
         self.ffn: SomeLayer | DenseFFN | FrozenDenseFFN
         if model.ffn == "some":
             self.ffn = SomeLayer(model, gravity, layer=layer, seed=seed, kernel=kernel, device=device)
@@ -120,19 +88,6 @@ class Block(nn.Module):
                 self.ffn = DenseFFN(model.d_model, model.dense_width)
         else:
             self.ffn = FrozenDenseFFN(model, layer, kernel, device)
-
-    def feed_forward(
-        self, onto: Tensor, x: Tensor, again: Tensor, info: TokenInfo, top_k: int | None, previous_query: Tensor | None
-    ) -> tuple[Tensor, Routing | None]:
-        """onto + what the layer makes of x. again: x once more, for a second reader."""
-        if not isinstance(self.ffn, SomeLayer):
-            return onto + self.drop_ffn(self.ffn(x), info), None
-        options = {"top_k": top_k, "previous_query": previous_query, "again": again}
-        if self.drop_ffn.is_on:
-            y, routing = self.ffn(x, info, **options)
-            return onto + self.drop_ffn(y, info), routing
-        y, routing = self.ffn(x, info, **options, onto=onto)
-        return y, routing
 
     def forward(
         self,
@@ -145,19 +100,34 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Routing | None]:
         """x (B, T, D) → (B, T, D) and the layer's routing."""
         if self.norm_first:
-            x, normed = norm_beside(self.attention_norm, x)
-            # The kernel that makes the gradient of what is added can make that of a bias within it, if nothing dropped.
-            bias = self.attention.out.bias if can_fuse_norm(x) and not self.drop_attention.is_on else None
-            attended = self.attention(normed, geometry, cache, cut_bias=bias is not None)
-            x, normed, again = add_norm(self.ffn_norm, x, self.drop_attention(attended, info), bias)
-            return self.feed_forward(x, normed, again, info, top_k, previous_query)
-        x = self.attention_norm(x + self.drop_attention(self.attention(x, geometry, cache), info))
-        x, routing = self.feed_forward(x, x, x, info, top_k, previous_query)
-        return self.ffn_norm(x), routing
+            x = x + self.attend(self.attention_norm(x), geometry, info, cache)
+            y, routing = self.feed_forward(self.ffn_norm(x), info, top_k, previous_query)
+            return x + y, routing
+        x = self.attention_norm(x + self.attend(x, geometry, info, cache))
+        y, routing = self.feed_forward(x, info, top_k, previous_query)
+        return self.ffn_norm(x + y), routing
+
+    def attend(self, x: Tensor, geometry: Geometry, info: TokenInfo, cache: Cache | None) -> Tensor:
+        y: Tensor = self.drop_attention(self.attention(self.cast(x), geometry, cache), info)
+        return y
+
+    def feed_forward(
+        self, x: Tensor, info: TokenInfo, top_k: int | None, previous_query: Tensor | None
+    ) -> tuple[Tensor, Routing | None]:
+        """What the layer makes of x (B, T, D), and its routing where it is a SoME layer."""
+        x = self.cast(x)
+        if not isinstance(self.ffn, SomeLayer):
+            return self.drop_ffn(self.ffn(x), info), None
+        y, routing = self.ffn(x, info, top_k=top_k, previous_query=previous_query)
+        return self.drop_ffn(y, info), routing
+
+    def cast(self, x: Tensor) -> Tensor:
+        """x as the layers compute in, whatever type the residual stream has."""
+        return x if self.dtype is None else x.to(self.dtype)
 
 
 class SomeLM(nn.Module):
-    """A causal language model of SoME layers."""
+    """A causal language model of SoME layers: embed → blocks → head."""
 
     def __init__(
         self,
@@ -167,8 +137,10 @@ class SomeLM(nn.Module):
         seed: int = 0,
         kernel: str = "auto",
         checkpoint_activations: bool = False,
+        dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        """dtype: see `compute_in`."""
         super().__init__()
         self.model = model
         has_keys = model.ffn == "some" and model.router == "gravity"
@@ -177,17 +149,23 @@ class SomeLM(nn.Module):
         self.seed = seed
         self.checkpoint_activations = checkpoint_activations
         with torch.device(device or "cpu"):
-            plain = model.residual_dtype == "auto" and model.positions != "sinusoidal" and model.dropout == 0
-            self.embedding = Embedding(model.vocab_size, model.d_model, may_round=plain)
+            self.embedding = nn.Embedding(model.vocab_size, model.d_model)
             self.drop_embedding = Dropout(model.dropout, 0)
             self.head = Linear(model.d_model, model.vocab_size)
-            self.layer_words: Tensor
-            self.register_buffer("layer_words", make_layer_words(model.num_layers), persistent=False)
         self.blocks = nn.ModuleList(
             Block(model, self.gravity, layer, seed=seed, kernel=kernel, device=device)
             for layer in range(model.num_layers)
         )
+        self.compute_in(dtype)
         init_weights(self, model, seed=seed)
+
+    def compute_in(self, dtype: torch.dtype | None) -> Self:
+        """Let layers compute in dtype, such as torch.bfloat16; None is what the parameters are kept in."""
+        self.dtype = dtype
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.dtype = dtype
+        return self
 
     @property
     def layers(self) -> list[SomeLayer]:
@@ -200,67 +178,45 @@ class SomeLM(nn.Module):
         return [module for module in self.modules() if isinstance(module, ExpertLibrary)]
 
     def forward(
-        self,
-        tokens: Tensor,
-        *,
-        counted: Tensor | None = None,
-        rows: Tensor | None = None,
-        step: int = 0,
-        salt: Tensor | None = None,
-        targets: Tensor | None = None,
-        weights: Tensor | None = None,
-        denominator: Tensor | None = None,
-        top_k: int | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-        cache: Cache | None = None,
-        sums: bool = True,
+        self, tokens: Tensor, info: TokenInfo | None = None, *, top_k: int | None = None, cache: Cache | None = None
     ) -> ModelOutput:
-        """tokens (B, T) int64 → logits (B, T, V) and one `Routing` a layer. Changes no state.
+        """tokens (B, T) int64 → logits (B, T, V) and one `Routing` a layer. Changes no state but the cache.
 
-        counted (B, T): tokens that enter the statistics (default all). rows (B,): each row's number within
-        the whole step. step: chooses what is sampled; or salt, a hash of seed and step that is on the device
-        already. targets (B, T): asks for their nats instead of the logits; denominator (), for the loss too, which is
-        their sum, by weights (B, T) where there are any, divided by it. Gradients then go by the loss alone, once, and
-        none to the weights.
-        positions (B, T) and segments (B, T): for packed rows. sums: off where the keys will not move by this pass.
+        info: which tokens count and what is sampled (default: all count, step 0). top_k: experts a token, if not the
+        config's (warm-up). cache: keys and values of the tokens before these.
         """
-        assert targets is not None or denominator is None, "a loss needs targets"
+        if info is None:
+            info = TokenInfo.of(tokens.shape, tokens.device, seed=self.seed, ids=tokens)
+        positions, geometry = self.locate(tokens, info, cache)
+        x = self.embed(tokens, positions, info)
+        x, routings = self.run_blocks(x, geometry, info, top_k, cache)
+        return ModelOutput(logits=self.head(x if self.dtype is None else x.to(self.dtype)), routings=routings)
+
+    def locate(self, tokens: Tensor, info: TokenInfo, cache: Cache | None) -> tuple[Tensor, Geometry]:
+        """The tokens' positions (B or 1, T), and what follows from them for attention."""
         past = 0 if cache is None else cache.length
         past_positions = torch.arange(past, device=tokens.device)[None] if past else None
-        rotation = None
+        positions = info.positions
         if positions is None:
-            end = past + tokens.shape[1]
-            positions, rotation = plain_positions(past, end, self.model.head_width, tokens.device)
-        geometry = make_geometry(self.model, positions, past_positions, segments, rotation)
-        info = TokenInfo.of(
-            (tokens.shape[0], tokens.shape[1]),
-            tokens.device,
-            counted=counted,
-            rows=rows,
-            seed=self.seed,
-            step=step,
-            salt=salt,
-            ids=tokens,
-            sums=sums,
-        )
-        samples = None
-        if sums and self.model.ffn == "some":
-            samples = choose_samples(info.salt, self.layer_words, info.rows, info.counted, self.gravity)
-        x = self.embedding(tokens)
+            positions = torch.arange(past, past + tokens.shape[1], device=tokens.device)[None]
+        return positions, make_geometry(self.model, positions, past_positions, info.segments)
+
+    def embed(self, tokens: Tensor, positions: Tensor, info: TokenInfo) -> Tensor:
+        """The residual stream (B, T, D) before the first block."""
+        x: Tensor = self.embedding(tokens)
         if self.model.positions == "sinusoidal":
             x = x + sinusoidal_positions(positions, self.model.d_model).to(x.dtype)
         x = self.drop_embedding(x, info)
-        if self.model.residual_dtype == "auto" and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        together = samples is not None and sums_come_together(self.model, x)
-        told = replace(info, sums=False) if together else info
+        return x if self.dtype is None or self.model.residual_dtype == "float32" else x.to(self.dtype)
+
+    def run_blocks(
+        self, x: Tensor, geometry: Geometry, info: TokenInfo, top_k: int | None, cache: Cache | None
+    ) -> tuple[Tensor, tuple[Routing, ...]]:
+        """x (B, T, D) through all blocks, and the routings of the SoME layers."""
         routings: list[Routing] = []
-        for layer, block in enumerate(self.blocks):
+        for block in self.blocks:
             previous_query = routings[-1].query if routings else None
-            if samples is not None and not together:
-                told = replace(info, samples=samples.of(layer))
-            arguments = (x, geometry, told, top_k, previous_query, cache)
+            arguments = (x, geometry, info, top_k, previous_query, cache)
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, routing = checkpoint(block, *arguments, use_reentrant=False)
             else:
@@ -268,78 +224,30 @@ class SomeLM(nn.Module):
             if routing is not None:
                 routings.append(routing)
         if cache is not None:
-            cache.length += tokens.shape[1]
-        if samples is not None and together:
-            sizes = self.layer_words, self.model.num_experts, self.gravity
-            routings = list(summarize_layers(routings, info, samples, *sizes))
-        loss = None
-        if targets is None:
-            scores = self.head(x)
-        elif denominator is None:
-            scores = self.score_targets(x, targets)
-        else:
-            loss, scores = self.find_loss(x, targets, weights, denominator)
-        losses = [routing.aux_loss for routing in routings if routing.aux_loss is not None]
-        return ModelOutput(
-            scores=scores,
-            routings=tuple(routings),
-            aux_loss=torch.stack(losses).sum() if losses else None,
-            loss=loss,
-        )
+            cache.length += x.shape[1]
+        return x, tuple(routings)
 
-    def score_targets(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-likelihood (B, T) of the targets. On a GPU and compiled, float32 logits are never stored, and
-        the kernel that makes the gradient of bf16 logits also makes the bias's.
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        info: TokenInfo | None = None,
+        *,
+        weights: Tensor | None = None,
+        denominator: Tensor,
+        top_k: int | None = None,
+    ) -> LossOutput:
+        """Σ weights · cross-entropy of the targets (B, T) / denominator (), and the routings.
+
+        weights (B, T): of each target, none getting a gradient; None is 1 everywhere.
         """
-        if not makes_bf16(x):
-            return token_nats(self.head(x), targets)
-        return token_nats(multiply(x, self.head), targets, self.head.bias)
-
-    def find_loss(
-        self, x: Tensor, targets: Tensor, weights: Tensor | None, denominator: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Σ weights · nats / denominator (), and the nats (B, T), without their gradient.
-
-        On a GPU one kernel makes both, and the gradient of bf16 logits: it reads them while they are there. One
-        backward pass uses that up.
-        """
-        assert weights is None or not weights.requires_grad
-        if makes_bf16(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            from some_moe.fast.ops import loss
-
-            if loss.can_run(self.model.vocab_size):
-                flat = None if weights is None else weights.flatten()
-                logits = multiply(x, self.head).flatten(0, 1)
-                found, nats = loss.find_loss(logits, targets.flatten(), flat, denominator, self.head.bias)
-                return found, nats.view(targets.shape)
-        nats = self.score_targets(x, targets)
-        weighed = nats if weights is None else nats * weights
-        return weighed.sum() / denominator, nats.detach()
-
-    advance_layers: Advance | None = None  # gravity's, once compiled
-
-    def fits_graph(self, bf16: bool) -> bool:
-        """Whether each block can be one graph, and whole steps be recorded: on a GPU, unless the experts are a loop."""
-        return self.head.weight.is_cuda and all(library.fits_graph(bf16) for library in self.libraries)
-
-    def compile_parts(self, *, dynamic: bool | None = False, bf16: bool = False) -> None:
-        """Compile the block, once for all layers, the head with its nats (where `find_loss` has no kernel for both),
-        and gravity (dynamic: as torch.compile).
-        """
-        # A block's code is one for all layers; what differs between them is data. Shapes and top_k may vary.
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        whole = self.fits_graph(bf16)
-        for block in self.blocks:
-            block.compile(fullgraph=whole, dynamic=dynamic)
-        self.score_targets = torch.compile(self.score_targets, fullgraph=True, dynamic=dynamic)  # type: ignore[method-assign]
-        self.advance_layers = torch.compile(advance_layers, fullgraph=True, dynamic=False)
+        output = self(tokens, info, top_k=top_k)
+        losses = token_cross_entropy(output.logits, targets)
+        weighed = losses if weights is None else losses * weights
+        return LossOutput(loss=weighed.sum() / denominator, aux_loss=output.aux_loss, routings=output.routings)
 
     def gravity_step(self, routings: Sequence[Routing], step: int, total_steps: int | None = None) -> None:
         """Move every layer's keys by the step's routing: the one write that is not a gradient step."""
-        if self.advance_layers is not None:
-            states = [layer.state for layer in self.layers]
-            step_layers(states, routings, self.gravity, step, total_steps, advance=self.advance_layers)
-            return
         for layer, routing in zip(self.layers, routings, strict=True):
             layer.gravity_step(routing, step, total_steps)
 

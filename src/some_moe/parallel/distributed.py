@@ -19,7 +19,7 @@ from torch import Tensor
 
 from some_moe.config import ConfigError
 from some_moe.data.batches import Batch
-from some_moe.model.record import SUMS, Routing
+from some_moe.model.routing import SUMS, Routing
 from some_moe.training.stopping import TrainingStoppedError
 
 PATIENCE = timedelta(minutes=30)  # how long a process waits for the others

@@ -7,10 +7,7 @@ import torch
 from some_moe.config import RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.data.batches import Batch
-from some_moe.model.transformer import SomeLM
 from some_moe.training.machine import Machine, choose_machine
-from some_moe.training.optim import make_optimizer
-from some_moe.training.step import train_step
 
 GIB = 1 << 30
 TIMED_STEPS = 2
@@ -73,21 +70,14 @@ def available_memory(machine: Machine) -> float:
 
 def time_step(config: RunConfig, machine: Machine) -> float:
     """Seconds for one full step on random tokens; the first step, which warms up, is not counted."""
-    model = SomeLM(
-        config.model,
-        config.gravity,
-        kernel=config.train.kernel,
-        checkpoint_activations=config.train.checkpoint_activations,
-        device=machine.device,
-    )
-    optimizer = make_optimizer(model, config.train)
+    stepper = machine.make_stepper(machine.make_model(config), config, total_steps=1000)
     shape = (config.rows_a_step, config.data.seq_len)
     tokens = torch.randint(0, config.model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     batch = Batch(inputs=tokens, targets=tokens, real=torch.ones(shape, dtype=torch.bool), rows=torch.arange(shape[0]))
     for step in range(1 + TIMED_STEPS):
         if step == 1:
             started = time.perf_counter()
-        train_step(model, optimizer, batch, config, step, 1000, device=machine.device, bf16=machine.bf16)
+        stepper.run_eager(batch, step)
         if machine.device.type == "cuda":
             torch.cuda.synchronize()
     return (time.perf_counter() - started) / TIMED_STEPS

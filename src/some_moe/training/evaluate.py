@@ -6,50 +6,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Batch, Batches, Rows
+from some_moe.hashing import make_salt
 from some_moe.metrics.usage import count_selections, gate_entropy_nats, summarize_usage
-from some_moe.model.transformer import ModelOutput, SomeLM
-from some_moe.model.transformer import token_nats as token_nats
+from some_moe.model.transformer import ModelOutput, SomeLM, token_cross_entropy
 from some_moe.parallel.distributed import ALONE, Team
+from some_moe.training.step import describe_tokens
 
 LN2 = math.log(2)
 
 
-def forward(
-    model: SomeLM,
-    batch: Batch,
-    config: RunConfig,
-    step: int = 0,
-    top_k: int | None = None,
-    *,
-    salt: Tensor | None = None,
-    score: bool = False,
-    denominator: Tensor | None = None,
-    sums: bool = True,
-) -> ModelOutput:
-    """Run the model on a batch with the config's convention of what counts.
-
-    score asks for nats, not logits; a denominator (), for the training loss beside them, which is divided by it; sums,
-    for what gravity reads.
-    """
-    counted = torch.ones_like(batch.real) if config.data.count_padding else batch.real
-    output: ModelOutput = model(
-        batch.inputs,
-        counted=counted,
-        rows=batch.rows,
-        step=step,
-        salt=salt,
-        targets=batch.targets if score else None,
-        weights=batch.real if config.data.loss_on == "text" else None,
-        denominator=denominator,
-        top_k=top_k,
-        positions=batch.positions,
-        segments=batch.segments,
-        sums=sums,
-    )
+def forward(model: SomeLM, batch: Batch, config: RunConfig, step: int = 0, *, sums: bool = True) -> ModelOutput:
+    """Run the model on a batch with the config's convention of what counts. sums: for what gravity reads."""
+    salt = make_salt(model.seed, step, batch.inputs.device)
+    output: ModelOutput = model(batch.inputs, describe_tokens(batch, config, salt, sums=sums))
     return output
 
 
@@ -88,7 +60,7 @@ class Tally:
         self.gate_entropy = torch.zeros(len(model.layers), dtype=torch.float64, device=device)
 
     def add(self, batch: Batch, output: ModelOutput) -> None:
-        nats = output.nats.double()
+        nats = token_cross_entropy(output.logits, batch.targets).double()
         real = batch.real
         self.nats += torch.stack(((nats * real).sum(), (nats * ~real).sum()))
         self.num += torch.stack((real.sum(), (~real).sum()))
@@ -152,7 +124,6 @@ def evaluate(
     token_bytes: np.ndarray,
     device: torch.device,
     *,
-    bf16: bool = False,
     adapt: bool = False,
     team: Team = ALONE,
 ) -> Evaluation:
@@ -167,8 +138,7 @@ def evaluate(
         if step % team.size != team.rank:
             continue
         batch = batch.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            output = forward(model, batch, config, step, score=True, sums=adapt)
+        output = forward(model, batch, config, step, sums=adapt)
         tally.add(batch, output)
         if adapt:
             # A pull that changes during a run has its last strength: the run is over.

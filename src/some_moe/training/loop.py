@@ -19,7 +19,6 @@ from some_moe.data.dataset import Dataset, prepare
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.hashing import derive_key
 from some_moe.metrics.usage import gini
-from some_moe.model.transformer import SomeLM
 from some_moe.parallel.distributed import ALONE, Team, TeamError, digest_tensors
 from some_moe.sinks.board import Board
 from some_moe.training.checkpoint import (
@@ -33,12 +32,11 @@ from some_moe.training.checkpoint import (
 from some_moe.training.display import Display
 from some_moe.training.evaluate import Evaluation, evaluate
 from some_moe.training.machine import Machine, choose_machine
-from some_moe.training.optim import make_optimizer
 from some_moe.training.recorder import RunFolder
 from some_moe.training.result import epoch_record, make_result
 from some_moe.training.samples import sample_text
+from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
-from some_moe.training.stepper import Stepper
 from some_moe.training.stopping import Interrupts, TrainingStoppedError
 
 
@@ -92,16 +90,9 @@ class Trainer:
             )
         self.steps_an_epoch = len(self.batches)
         self.total_steps = min(self.steps_an_epoch * config.train.epochs, config.train.max_steps or 10**12)
-        self.model = SomeLM(
-            config.model,
-            config.gravity,
-            seed=config.train.seed,
-            kernel=config.train.kernel,
-            checkpoint_activations=config.train.checkpoint_activations,
-            device=self.machine.device,
-        )
-        self.optimizer = make_optimizer(self.model, config.train)
-        self.stepper = Stepper(self.model, self.optimizer, config, self.total_steps, self.machine, team)
+        self.model = self.machine.make_model(config)
+        self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, team)
+        self.optimizer = self.stepper.optimizer
         self.libraries = describe_libraries(self.model)
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
@@ -111,7 +102,9 @@ class Trainer:
         self.saved_step: int | None = None
         self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not team.alone)
         self.interrupted = False  # in this process or another of the team
-        self.unread: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since the last look
+        self.pending_metrics: list[
+            tuple[Tensor, Tensor]
+        ] = []  # loss and gradient norm of the steps since the last look
         self.clock = 0.0
 
     # --- saving and restoring -------------------------------------------------------------------------------
@@ -169,21 +162,21 @@ class Trainer:
                     # --- what it leaves behind: a GPU is not asked for it until somebody looks ---
                     progress.step += 1
                     progress.tokens += batch.num_real
-                    self.unread.append((result.loss, result.gradient_norm))
+                    self.pending_metrics.append((result.loss, result.gradient_norm))
                     if result.routings:
                         self.epoch_counts += torch.stack([routing.counts for routing in result.routings])
                     self.display.advance(progress.step)
                     # --- now and then ---
-                    if self.is_time_to_look(progress.step):
+                    if self.should_sync(progress.step):
                         self.interrupted = self.team.any(self.interrupts.noted)  # nobody stops alone
-                        self.read_losses(result)
-                        self.look_up(epoch)
+                        self.read_pending(result)
+                        self.run_periodic(epoch)
                         self.clock = time.perf_counter()
                     if progress.stopped_early or progress.step >= self.total_steps:
                         break
         return self.finish()
 
-    def is_time_to_look(self, step: int) -> bool:
+    def should_sync(self, step: int) -> bool:
         """Whether anything is to be done at this step but learning."""
         config = self.config.train
         periods = (config.log_every, config.snapshot_every, config.sample_every, config.eval_every, config.save_every)
@@ -193,12 +186,14 @@ class Trainer:
         asked = self.interrupts.noted and self.team.alone
         return due or ends or asked or self.machine.device.type == "cpu"
 
-    def read_losses(self, result: StepResult) -> None:
+    def read_pending(self, result: StepResult) -> None:
         """Fetch the losses of the steps since the last look; stop at the first that is not a number."""
         progress = self.progress
-        first = progress.step - len(self.unread) + 1
-        figures = torch.stack([torch.stack((loss.double(), norm.double())) for loss, norm in self.unread]).tolist()
-        self.unread.clear()
+        first = progress.step - len(self.pending_metrics) + 1
+        figures = torch.stack(
+            [torch.stack((loss.double(), norm.double())) for loss, norm in self.pending_metrics]
+        ).tolist()
+        self.pending_metrics.clear()
         compiled, self.stepper.compile_seconds = self.stepper.compile_seconds, 0.0
         progress.compile_seconds += compiled
         progress.seconds += time.perf_counter() - self.clock - compiled
@@ -208,9 +203,9 @@ class Trainer:
             progress.epoch_loss += loss
             progress.epoch_steps += 1
         if progress.step % self.config.train.log_every == 0 or progress.step == self.total_steps:
-            self.log(loss, norm, result.rate, result.top_k, self.middle_gini(result))
+            self.log(loss, norm, self.middle_gini(result))
 
-    def look_up(self, epoch: int) -> None:
+    def run_periodic(self, epoch: int) -> None:
         """Snapshot, sample, evaluate and save, where this step asks for it."""
         progress, config = self.progress, self.config.train
         step = progress.step
@@ -261,8 +256,7 @@ class Trainer:
         rows = getattr(self.dataset, split)
         # Compiling the forward pass alone, for every length, would cost more than it saves here.
         with torch.compiler.set_stance("force_eager"):
-            device, bf16 = self.machine.device, self.machine.bf16
-            return evaluate(self.model, rows, self.config, self.token_bytes, device, bf16=bf16, team=self.team)
+            return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, team=self.team)
 
     def finish(self) -> dict[str, Any]:
         """Report by test, on the checkpoint that valid chose, and write result.json."""
@@ -304,8 +298,9 @@ class Trainer:
             return None
         return gini(result.routings[len(result.routings) // 2].counts)
 
-    def log(self, loss: float, norm: float, rate: float, top_k: int, usage: float | None) -> None:
-        progress = self.progress
+    def log(self, loss: float, norm: float, usage: float | None) -> None:
+        progress, config = self.progress, self.config
+        step = progress.step - 1  # the one that was taken
         speed = progress.tokens / progress.seconds if progress.seconds else 0.0
         record = {
             "step": progress.step,
@@ -313,8 +308,8 @@ class Trainer:
             "tokens": progress.tokens,
             "train_loss": loss,
             "gradient_norm": norm,
-            "learning_rate": rate,
-            "top_k": top_k,
+            "learning_rate": rate_at(step, self.total_steps, config.train),
+            "top_k": top_k_at(step, self.total_steps, config.model.top_k, config.train),
             "gini_middle": usage,
             "tokens_per_second": speed,
         }

@@ -1,22 +1,69 @@
-"""Where a run computes, and in what precision."""
+"""Where a run computes, in what precision, and whether by the fast model: the one place that brings `fast` in."""
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
 from some_moe.config import ConfigError, RunConfig, TrainConfig
+from some_moe.model.transformer import SomeLM
 from some_moe.parallel.distributed import ALONE, Team
+from some_moe.training.optim import Optimizer, make_optimizer
 from some_moe.training.recorder import describe_device
+from some_moe.training.step import Stepper
 
 
 @dataclass(frozen=True)
 class Machine:
     device: torch.device
-    bf16: bool  # autocast to bfloat16
+    bf16: bool  # layers compute in bfloat16
+    fast: bool  # by the fast model, compiled and captured
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """As `SomeLM` takes it."""
+        return torch.bfloat16 if self.bf16 else None
 
     def describe(self) -> str:
         return describe_device(self.device)
+
+    def make_model(self, config: RunConfig) -> SomeLM:
+        """The model of a run, as its seed makes it."""
+        model = SomeLM(
+            config.model,
+            config.gravity,
+            seed=config.train.seed,
+            kernel=config.train.kernel,
+            checkpoint_activations=config.train.checkpoint_activations,
+            device=self.device,
+        )
+        return self.adopt(model)
+
+    def adopt(self, model: SomeLM) -> SomeLM:
+        """Bring a model here, and make it fast where this machine can: it keeps its parameters and their names."""
+        model.to(self.device).compute_in(self.dtype)
+        if self.fast:
+            from some_moe.fast import accelerate
+
+            accelerate(model)
+        return model
+
+    def make_stepper(self, model: SomeLM, config: RunConfig, total_steps: int, team: Team = ALONE) -> Stepper:
+        """The optimizer of a run, and what takes its steps."""
+        optimizer_kind, stepper_kind = Optimizer, Stepper
+        if self.fast:
+            from some_moe.fast.adamw import FusedAdamW
+            from some_moe.fast.graph import GraphedStepper
+
+            optimizer_kind, stepper_kind = FusedAdamW, GraphedStepper
+        optimizer = make_optimizer(model, config.train, optimizer_kind)
+        return stepper_kind(model, optimizer, config, total_steps, self.device, team)
+
+
+def has_triton() -> bool:
+    """Whether Triton kernels can run here."""
+    return torch.cuda.is_available() and find_spec("triton") is not None
 
 
 def choose_machine(config: TrainConfig, team: Team = ALONE) -> Machine:
@@ -40,9 +87,14 @@ def choose_machine(config: TrainConfig, team: Team = ALONE) -> Machine:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+    fast = config.fast == "auto" and device.type == "cuda" and has_triton()
+    if config.kernel == "triton" and config.fast == "off":
+        raise ConfigError("train.kernel triton is part of the fast model; set train.fast auto, or use auto or grouped")
+    if config.kernel == "triton" and not fast:
+        raise ConfigError("train.kernel triton needs a CUDA GPU and the triton package; use auto or grouped")
     if config.kernel == "grouped" and device.type == "cuda" and not bf16:
         raise ConfigError("train.kernel grouped computes in bf16 alone on a GPU; set train.precision bf16, or use auto")
-    return Machine(device, bf16)
+    return Machine(device, bf16, fast)
 
 
 def take_own_gpu(device: torch.device, team: Team) -> torch.device:

@@ -1,81 +1,26 @@
 """The optimizer: AdamW, with decay on matrices alone or on everything, and clipping."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from some_moe.config import TrainConfig
-from some_moe.experts import has_triton
-
-if TYPE_CHECKING:
-    from some_moe.fast.ops.adam import Moved, Tables
 
 
 class Optimizer(torch.optim.AdamW):
-    """torch's AdamW, which clips by itself. On a GPU all parameters are moved in one pass, by the same rule, unless a
-    tensor is not aligned (d_model no multiple of 4)."""
+    """torch's AdamW, which clips by itself: one call, for a GPU can do both in one pass (fast/adamw.py)."""
 
-    tables: "Tables | None" = None  # from the first step on a GPU on
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    def clip_and_step(self, most: float | None) -> Tensor:
-        """Clip all gradients to a norm of `most` (None: as they are) and take a step. Returns the norm () before."""
-        limit = float("inf") if most is None else most
-        if has_triton() and (norm := self.move_at_once(limit)) is not None:
-            return norm
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
+    def clip_and_step(self, max_norm: float | None) -> Tensor:
+        """Clip all gradients to a norm of max_norm (None: as they are) and take a step. Returns the norm () before."""
+        limit = float("inf") if max_norm is None else max_norm
+        norm = nn.utils.clip_grad_norm_(self.parameters(), limit, foreach=True)
         self.step()
         return norm
 
-    def finish_recording(self) -> None:
-        """To be called when a step was recorded, before it is replayed."""
-        if self.tables is not None:
-            self.tables.deliver()
 
-    @torch.no_grad()
-    def move_at_once(self, limit: float) -> Tensor | None:
-        """`clip_and_step` by one pass over all parameters; None where it cannot be done."""
-        from some_moe.fast.ops import adam
-
-        moved = list(self.list_moved())
-        first = self.param_groups[0]
-        if not adam.can_move(moved) or not isinstance(first["lr"], Tensor):
-            return None
-        if torch.cuda.is_current_stream_capturing() and (self.tables is None or not self.tables.rooms):
-            return None
-        if self.tables is None:
-            self.tables = adam.Tables(sum(len(group["params"]) for group in self.param_groups))
-        torch._foreach_add_([each.step for each in moved], 1)
-        decay = max(group["weight_decay"] for group in self.param_groups)
-        return adam.clip_and_move(
-            moved, self.tables, first["lr"], most=limit, betas=first["betas"], eps=first["eps"], decay=decay
-        )
-
-    def list_moved(self) -> Iterator["Moved"]:
-        """Every parameter that has a gradient, with its state, which begins as torch has it."""
-        from some_moe.fast.ops.adam import Moved
-
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                yield Moved(
-                    parameter,
-                    parameter.grad,
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    state["step"],
-                    decays=group["weight_decay"] > 0,
-                )
-
-
-def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+def make_optimizer(model: nn.Module, config: TrainConfig, kind: type[Optimizer] = Optimizer) -> Optimizer:
     """AdamW over the trained parameters, in the order of their names, in groups with and without decay."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     decays = [config.decay_on == "all" or is_matrix(name, p) for name, p in trained]
@@ -86,16 +31,13 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
         }
         for decayed in (True, False)
     ]
-    on_gpu = any(p.is_cuda for _, p in trained)
-    # On a GPU the rate is a number on the device, so that a recorded step reads the present one.
-    rate = torch.tensor(config.learning_rate, device=trained[0][1].device) if on_gpu else config.learning_rate
     # Fused: one kernel for everything, on the CPU too, and the same bits in every process.
-    return Optimizer(
+    return kind(
         [group for group in groups if group["params"]],
-        lr=rate,
+        lr=config.learning_rate,
         betas=(0.9, config.beta2),
         fused=True,
-        capturable=on_gpu,
+        capturable=any(p.is_cuda for _, p in trained),
     )
 
 
@@ -104,9 +46,7 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.dim() >= 2 and not name.endswith(("bias", "gain"))
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
+    """Set the learning rate. On a GPU it stays a tensor, so that a captured step reads the present one."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+        group["lr"] = rate.float() if rate.is_cuda else float(rate)

@@ -15,6 +15,11 @@ def rate_share(step: int, total_steps: int, config: TrainConfig) -> float:
     return config.min_rate_share + (1 - config.min_rate_share) * fall
 
 
+def rate_at(step: int, total_steps: int, config: TrainConfig) -> float:
+    """The learning rate at a step."""
+    return config.learning_rate * rate_share(step, total_steps, config)
+
+
 def top_k_at(step: int, total_steps: int, top_k: int, config: TrainConfig) -> int:
     """Experts a token at a step: one during top_k_warmup, then a ramp of equal stairs up to top_k."""
     progress = step / max(1, total_steps)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from some_moe.config import ModelConfig
-from some_moe.model.transformer import SomeLM
+from some_moe import ModelConfig, SomeLM, accelerate
+from some_moe.fast.casts import cast_maps
 
 pytestmark = pytest.mark.gpu
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 1e-5}  # of a gradient, relative
@@ -202,10 +202,10 @@ def test_the_logits_are_free_when_the_loss_is_there(kernels: Any) -> None:
 def make_model(vocabulary: int) -> SomeLM:
     torch.manual_seed(0)
     config = ModelConfig(d_model=32, num_heads=2, num_layers=1, num_experts=4, top_k=2, d_ffn=32, vocab_size=vocabulary)
-    return SomeLM(config, device="cuda")
+    return accelerate(SomeLM(config, dtype=torch.bfloat16, device="cuda"))
 
 
-@pytest.mark.parametrize("vocabulary", [504, 8192, 500, 8200])  # by this kernel, and by those of nats.py
+@pytest.mark.parametrize("vocabulary", [504, 8192, 500, 8200])  # by this kernel, and by torch's own
 @pytest.mark.parametrize("weighed", [False, True])
 def test_the_models_head_learns_as_in_float64(vocabulary: int, weighed: bool) -> None:
     model = make_model(vocabulary)
@@ -213,14 +213,14 @@ def test_the_models_head_learns_as_in_float64(vocabulary: int, weighed: bool) ->
     targets = torch.randint(vocabulary, (3, 130), device="cuda")
     weights = torch.rand(3, 130, device="cuda") < 0.5 if weighed else None
     leaves, denominator = (x, model.head.weight, model.head.bias), torch.full((), 300.0, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16):
-        loss, nats = model.find_loss(x, targets, weights, denominator)
-    found = (loss, nats, *torch.autograd.grad(loss, leaves))
-    assert not nats.requires_grad
+    with model.computing():
+        casts, _ = cast_maps(model, torch.bfloat16)
+        loss = model.score(x, casts["head"], targets, weights, denominator)
+    found = (loss, *torch.autograd.grad(loss, leaves))
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     wide_nats = F.cross_entropy(F.linear(*wide).flatten(0, 1), targets.flatten(), reduction="none").view(3, 130)
     wide_loss = (wide_nats if weights is None else wide_nats * weights).sum() / 300
-    expected = (wide_loss, wide_nats, *torch.autograd.grad(wide_loss, wide))
+    expected = (wide_loss, *torch.autograd.grad(wide_loss, wide))
     for left, right in zip(found, expected, strict=True):
         assert left.dtype == torch.float32
         assert left.shape == right.shape
@@ -232,17 +232,12 @@ def test_the_model_uses_the_kernel_where_it_learns(vocabulary: int) -> None:
     model = make_model(vocabulary)
     tokens = torch.randint(vocabulary, (3, 33), device="cuda")
     inputs, targets, denominator = tokens[:, :-1], tokens[:, 1:], torch.full((), 96.0, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16):
-        learning = model(inputs, targets=targets, denominator=denominator)
-        with torch.no_grad():
-            idle = model(inputs, targets=targets, denominator=denominator)
-        plain = model(inputs, targets=targets)
-    assert "NatsLoss" in type(learning.loss.grad_fn).__name__
-    assert idle.loss.grad_fn is None
-    assert plain.loss is None
-    torch.testing.assert_close(learning.nats, plain.nats.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(idle.nats, plain.nats.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(learning.loss, idle.loss, rtol=1e-5, atol=1e-5)
+    learning = model.loss(inputs, targets, denominator=denominator).loss
+    with torch.no_grad():
+        idle = model.loss(inputs, targets, denominator=denominator).loss
+    assert "Loss" in type(learning.grad_fn).__name__
+    assert idle.grad_fn is None
+    torch.testing.assert_close(learning, idle, rtol=1e-5, atol=1e-5)
 
 
 def test_a_recorded_step_follows_its_inputs(kernels: Any) -> None:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from some_moe.experts import gelu_network, linear_gelu
+from some_moe.fast.casts import Casts, cast_maps
+from some_moe.model.linear import Linear
 
 SHAPES = [(4096, 384, 768), (1500, 104, 256), (1027, 72, 80), (1024, 64, 16)]  # the last two: no width of whole blocks
 
@@ -18,17 +19,24 @@ def network() -> Any:
 
 
 def make(d: int, f: int) -> tuple[nn.Linear, nn.Linear]:
-    return nn.Linear(d, f, device="cuda"), nn.Linear(f, d, device="cuda")
+    return Linear(d, f, device="cuda"), Linear(f, d, device="cuda")
+
+
+def gelu_mlp(x: Tensor, expand: nn.Linear, project: nn.Linear, casts: Casts) -> Tensor:
+    from some_moe.fast.model import gelu_mlp
+
+    return gelu_mlp(x, expand, project, casts)
 
 
 def both_ways(y: Tensor, inputs: list[Tensor], back: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, inputs, back.to(y.dtype))]
 
 
-def run(layers: tuple[nn.Linear, nn.Linear], x: Tensor, back: Tensor, way: Any = gelu_network) -> list[Tensor]:
+def run(layers: tuple[nn.Linear, nn.Linear], x: Tensor, back: Tensor, way: Any = gelu_mlp) -> list[Tensor]:
     inputs = [x, *layers[0].parameters(), *layers[1].parameters()]
+    casts, _ = cast_maps(nn.ModuleDict({"expand": layers[0], "project": layers[1]}), torch.bfloat16)
     with torch.autocast("cuda", torch.bfloat16):
-        y = way(x, *layers)
+        y = way(x, *layers, casts)
     assert y.dtype == torch.bfloat16
     return both_ways(y, inputs, back)
 
@@ -54,7 +62,7 @@ def test_compiled_code_computes_the_same_bits() -> None:
     torch.manual_seed(0)
     layers, x = make(384, 768), torch.randn(2, 700, 384, device="cuda").bfloat16().requires_grad_()
     back = torch.randn_like(x)
-    compiled = torch.compile(gelu_network, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(gelu_mlp, fullgraph=True, backend="aot_eager")
     for left, right in zip(run(layers, x, back), run(layers, x, back, compiled), strict=True):
         assert torch.equal(left, right)
 
@@ -83,10 +91,3 @@ def test_what_is_no_number_stays_none(network: Any) -> None:
     assert hidden[3].isnan().all()
     assert not hidden[:3].isnan().any()
     assert not hidden[4:].isnan().any()
-
-
-def test_elsewhere_it_is_the_two_layers() -> None:
-    torch.manual_seed(0)
-    expand, project = nn.Linear(8, 16), nn.Linear(16, 8)
-    x = torch.randn(2000, 8)
-    assert torch.equal(gelu_network(x, expand, project), project(linear_gelu(x, expand)))

@@ -58,17 +58,21 @@ def test_samples_on_a_gpu_are_those_on_a_cpu(
     rows: int, positions: int, num_samples: int, token_fraction: float, share: float
 ) -> None:
     from some_moe.config import GravityConfig
-    from some_moe.hashing import make_salt
-    from some_moe.model.samples import choose_samples, make_layer_words
+    from some_moe.fast.statistics import choose_samples
+    from some_moe.hashing import make_layer_words, make_salt
+    from some_moe.model import routing
+    from some_moe.model.tokens import TokenInfo
 
     torch.manual_seed(rows)
     config = GravityConfig(num_samples=num_samples, token_fraction=token_fraction)
-    given = (make_salt(2**40 + 3, 7), make_layer_words(8), torch.randperm(1000)[:rows])
+    words, numbers = make_layer_words(range(8)), torch.randperm(1000)[:rows]
     counted = torch.rand(rows, positions) < share
-    expected = choose_samples(*given, counted, config)
-    found = choose_samples(*(x.to(DEVICE) for x in given), counted.to(DEVICE), config)
-    sampled = expected.order < NOT_SAMPLED
+    here = TokenInfo(counted=counted, rows=numbers, salt=make_salt(2**40 + 3, 7))
+    there = TokenInfo(counted=counted.to(DEVICE), rows=numbers.to(DEVICE), salt=here.salt.to(DEVICE))
+    expected_place, expected_order = routing.choose_samples(here, words, config)
+    place, order = choose_samples(there, words.to(DEVICE), config)
+    sampled = expected_order < NOT_SAMPLED
     assert sampled.any()
-    assert torch.equal(found.order.cpu(), expected.order)
-    assert torch.equal(found.place.cpu()[sampled], expected.place[sampled])
-    assert bool(((found.place >= 0) & (found.place < rows * positions)).all())
+    assert torch.equal(order.cpu(), expected_order)
+    assert torch.equal(place.cpu()[sampled], expected_place[sampled])
+    assert bool(((place >= 0) & (place < rows * positions)).all())

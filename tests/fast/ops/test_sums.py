@@ -150,20 +150,20 @@ def test_queries_that_do_not_begin_at_an_aligned_address_are_summed() -> None:
 def test_a_model_that_sums_all_layers_at_once_records_what_its_layers_would(
     token_fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from some_moe.config import GravityConfig, ModelConfig
-    from some_moe.model import transformer
+    from some_moe import GravityConfig, ModelConfig, SomeLM, accelerate
+    from some_moe.fast import statistics
+    from some_moe.model.tokens import TokenInfo
 
     config = ModelConfig(d_model=64, num_layers=3, num_heads=2, vocab_size=512, num_experts=16, d_ffn=128, top_k=2)
-    gravity = GravityConfig(token_fraction=token_fraction)
-    model = transformer.SomeLM(config, gravity, device=DEVICE)
+    model = accelerate(SomeLM(config, GravityConfig(token_fraction=token_fraction), device=DEVICE))
+    model.compute_in(torch.bfloat16)
     tokens = torch.randint(512, (3, 200), device=DEVICE)
-    counted = torch.rand(3, 200, device=DEVICE) < 0.8
+    info = TokenInfo.of(tokens.shape, tokens.device, counted=torch.rand(3, 200, device=DEVICE) < 0.8, ids=tokens)
     found = []
     for together in (True, False):
         if not together:
-            monkeypatch.setattr(transformer, "sums_come_together", lambda *_: False)
-        with torch.autocast("cuda", torch.bfloat16):
-            found.append(model(tokens, counted=counted).routings)
+            monkeypatch.setattr(statistics, "sums_come_together", lambda *_: False)
+        found.append(model(tokens, info).routings)
     assert len({routing.counts.untyped_storage().data_ptr() for routing in found[0]}) == 1  # one tensor for all layers
     for left, right in zip(*found, strict=True):
         for name in ("counts", "pairs", "num_tokens", "sample_order", "raw_sum"):
@@ -174,14 +174,15 @@ def test_a_model_that_sums_all_layers_at_once_records_what_its_layers_would(
 
 def test_compiled_summaries_equal_launched_ones() -> None:
     from some_moe.config import GravityConfig
-    from some_moe.model.record import TokenInfo, summarize
-    from some_moe.model.samples import make_layer_words
+    from some_moe.fast.statistics import summarize
+    from some_moe.hashing import make_layer_words
+    from some_moe.model.tokens import TokenInfo
 
     torch.manual_seed(0)
     query = torch.randn(3, 500, 64, device=DEVICE).bfloat16()
     experts = torch.rand(3, 500, 16, device=DEVICE).topk(4).indices
     info = TokenInfo.of((3, 500), query.device, counted=torch.rand(3, 500, device=DEVICE) < 0.9)
-    words = make_layer_words(1)[0].to(DEVICE)
+    words = make_layer_words([0])[0].to(DEVICE)
     found = [
         run(experts, query, None, info, words, 16, GravityConfig())
         for run in (summarize, torch.compile(summarize, fullgraph=True, backend="aot_eager"))

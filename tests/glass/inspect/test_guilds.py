@@ -21,6 +21,7 @@ from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.guilds import Effort, Study, analyze_guilds, rows_of, whole_stories
 from some_moe.glass.inspect.interventions import Probe, make_probe
 from some_moe.glass.inspect.labels import label_tokens
+from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
 from some_moe.training.checkpoint import save_checkpoint
 from some_moe.training.runs import Run
@@ -106,7 +107,8 @@ def fit_head(model: SomeLM, probe: Probe, targets: np.ndarray) -> None:
     """Set the head to the linear discriminant of the next token, so that the loss depends on what experts write."""
     seen: list[torch.Tensor] = []
     handle = model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    model(probe.batch.inputs, counted=probe.batch.real)
+    tokens = probe.batch.inputs
+    model(tokens, TokenInfo.of(tokens.shape, tokens.device, counted=probe.batch.real))
     handle.remove()
     x, y = seen[0][probe.batch.real].double(), torch.from_numpy(targets)
     counts, mean = torch.bincount(y, minlength=MODEL.vocab_size), x.mean(0)

@@ -19,7 +19,8 @@ from some_moe.data.sources import SPLITS
 from some_moe.glass.inspect.collection import Collection
 from some_moe.hashing import make_salt, sample_order
 from some_moe.model.layer import SomeLayer
-from some_moe.model.record import Routing, unit_vectors
+from some_moe.model.routing import Routing, unit_vectors
+from some_moe.model.tokens import TokenInfo
 from some_moe.training.runs import Run, load
 
 MAX_TOKENS = 20_000
@@ -84,7 +85,9 @@ def collect(
 
     for batch, places in _batches(rows, run, starts):
         batch = batch.to(torch.device(device))
-        output = model(batch.inputs, counted=batch.real, rows=batch.rows, sums=False)
+        tokens, real = batch.inputs, batch.real
+        info = TokenInfo.of(tokens.shape, tokens.device, counted=real, rows=batch.rows, ids=tokens, sums=False)
+        output = model(tokens, info)
         logits = output.logits[batch.real].float()
         loss[places] = F.cross_entropy(logits, batch.targets[batch.real], reduction="none").cpu().numpy()
         into = sample_place[places]

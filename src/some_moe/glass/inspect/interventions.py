@@ -18,10 +18,10 @@ from some_moe.config import RunConfig
 from some_moe.data.batches import Batch
 from some_moe.data.tokenizer import PAD
 from some_moe.model.layer import SomeLayer
-from some_moe.model.record import at_least_float32
-from some_moe.model.routing import KeyRouter
-from some_moe.model.transformer import SomeLM
-from some_moe.training.evaluate import forward, token_nats
+from some_moe.model.router import KeyRouter
+from some_moe.model.transformer import SomeLM, token_cross_entropy
+from some_moe.precision import at_least_float32
+from some_moe.training.evaluate import forward
 
 StandIn = tuple[nn.Module, str, Tensor]  # owner, name of its parameter or buffer, what stands in for it
 BIAS_ROUNDS, BIAS_TOKENS = 25, 1024  # for fitting a selection bias to a wanted load
@@ -176,6 +176,6 @@ def replay(model: SomeLM, probe: Probe, config: RunConfig) -> Replay:
     batch = probe.batch.to(model.head.weight.device)
     text_alone = config.override({"data.count_padding": False})  # loads are of real tokens, so random keys fit those
     output = forward(model, batch, text_alone, sums=False)
-    nats = token_nats(output.logits, batch.targets)[batch.real].double().cpu().numpy()
+    nats = token_cross_entropy(output.logits, batch.targets)[batch.real].double().cpu().numpy()
     experts = [routing.experts[batch.real].cpu().numpy() for routing in output.routings if routing.experts is not None]
     return Replay(nats, np.stack(experts))

@@ -65,7 +65,7 @@ def trace(run: "Run", text: str, layers: Sequence[int] | None = None) -> Trace:
     chosen = choose_layers(run, layers)
     model, device = run.model, run.model.head.weight.device
     with torch.no_grad():
-        output = model(torch.tensor([ids], device=device), sums=False)
+        output = model(torch.tensor([ids], device=device))
     log_share = output.logits[0].double().log_softmax(-1)  # (T, V)
     # The model may have more ids than the tokenizer knows; a guess must be one that can be shown.
     guesses = log_share[:, : run.tokenizer.vocab_size].max(-1)

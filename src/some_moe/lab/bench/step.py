@@ -18,13 +18,13 @@ from some_moe.lab.bench.profile import profile_steps
 from some_moe.lab.bench.shapes import find_chip, step_flops_per_token
 from some_moe.lab.bench.timing import Timing, make_event
 from some_moe.metrics.usage import gini
+from some_moe.model.gravity import set_bias
 from some_moe.model.transformer import SomeLM
 from some_moe.training.machine import Machine, choose_machine, settle_experts
-from some_moe.training.optim import make_optimizer
-from some_moe.training.step import StepResult
-from some_moe.training.stepper import ORDINARY_STEPS, Stepper, wants_compile
+from some_moe.training.step import Stepper, StepResult
 
 TOTAL_STEPS = 10_000  # of the imagined run, for the learning rate's schedule
+WARMUP_STEPS = 5  # until a kind of step is compiled and captured
 PROFILED_STEPS = 3
 
 Step = Callable[[Batch], StepResult]
@@ -74,22 +74,6 @@ def make_batch(config: RunConfig, machine: Machine) -> Batch:
     return batch.pin() if machine.device.type == "cuda" else batch
 
 
-def make_model(config: RunConfig, machine: Machine) -> SomeLM:
-    return SomeLM(
-        config.model,
-        config.gravity,
-        seed=config.train.seed,
-        kernel=config.train.kernel,
-        checkpoint_activations=config.train.checkpoint_activations,
-        device=machine.device,
-    )
-
-
-def make_stepper(model: SomeLM, config: RunConfig, machine: Machine) -> Stepper:
-    """What takes the training loop's steps: compiled, and recorded on a GPU, where the config asks for it."""
-    return Stepper(model, make_optimizer(model, config.train), config, TOTAL_STEPS, machine)
-
-
 def make_step(stepper: Stepper) -> Step:
     """The training loop's own step, as a function of the batch alone."""
     numbers = count()
@@ -98,7 +82,7 @@ def make_step(stepper: Stepper) -> Step:
 
 def warmup_steps(stepper: Stepper) -> int:
     """Steps until all is compiled and recorded that ever will be: steps with and without gravity are two kinds."""
-    return (ORDINARY_STEPS + 2) * stepper.config.gravity.every if stepper.compiled else 2
+    return WARMUP_STEPS * stepper.config.gravity.every if stepper.compiled else 2
 
 
 def bench_step(config: RunConfig, *, steps: int, routing: str = "natural", profile: bool = False) -> dict[str, Any]:
@@ -119,7 +103,7 @@ def describe_step(config: RunConfig, machine: Machine, routing: str) -> dict[str
         "batch_size": config.data.batch_size,
         "seq_len": config.data.seq_len,
         "kernel": config.train.kernel,
-        "compiled": wants_compile(config, TOTAL_STEPS, machine),
+        "compiled": machine.fast if config.train.compile is None else config.train.compile,
         "precision": "bf16" if machine.bf16 else "fp32",
         "routing": routing,
         "trainable_parameters": size.trainable,
@@ -137,10 +121,10 @@ def measure_step(config: RunConfig, machine: Machine, *, steps: int, routing: st
         # From here on: a replayed step allocates nothing, so its memory shows only while it is recorded.
         torch.cuda.reset_peak_memory_stats(device)
     batch = make_batch(config, machine)
-    model = make_model(config, machine)
+    model = machine.make_model(config)
     if routing == "skewed":
         skew_selection(model, batch, config, machine)
-    stepper = make_stepper(model, config, machine)
+    stepper = machine.make_stepper(model, config, TOTAL_STEPS)
     step = make_step(stepper)
     time_steps(step, batch, warmup_steps(stepper), device)
     times, result = time_steps(step, batch, steps, device)
@@ -163,7 +147,7 @@ def measure_step(config: RunConfig, machine: Machine, *, steps: int, routing: st
 
 def profile_training(stepper: Stepper, batch: Batch) -> dict[str, Any]:
     """Profile a few steps, the key movement under its own name. Not replayed ones: those name no operations."""
-    model, device = stepper.model, stepper.machine.device
+    model, device = stepper.model, stepper.device
     move_keys = model.gravity_step
 
     def labelled(*arguments: Any, **options: Any) -> None:
@@ -173,7 +157,7 @@ def profile_training(stepper: Stepper, batch: Batch) -> dict[str, Any]:
     model.gravity_step = labelled  # type: ignore[method-assign]
     numbers = count()
     return profile_steps(
-        lambda: stepper.take_plainly(batch, next(numbers)),
+        lambda: stepper.run_eager(batch, next(numbers)),
         PROFILED_STEPS,
         model.model,
         batch.inputs.numel(),
@@ -219,9 +203,8 @@ def skew_selection(model: SomeLM, batch: Batch, config: RunConfig, machine: Mach
     def measure(exponent: float) -> float:
         for layer in layers:
             assert layer.state is not None
-            layer.state.bias.copy_(exponent * shape)
-        with torch.autocast(machine.device.type, torch.bfloat16, enabled=machine.bf16):
-            routings = model(batch.inputs.to(machine.device)).routings
+            set_bias(layer.state, exponent * shape)
+        routings = model(batch.inputs.to(machine.device)).routings
         return statistics.fmean(gini(routing.counts) for routing in routings)
 
     # Scores spread by some power of ten that the model alone knows: search the exponent on the logarithmic scale.

@@ -1,4 +1,4 @@
-"""What a recorded step reads: tensors in one piece of memory, which one copy fills anew before each replay."""
+"""Static inputs of a captured step: tensors in one piece of memory, which one copy fills anew before each replay."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,17 +19,19 @@ def change_inputs(inputs: StepInputs, change: Callable[[Tensor], Tensor]) -> Ste
         changes = {name: change(value) for name, value in vars(batch).items() if isinstance(value, Tensor)}
         return replace(batch, **changes)
 
-    return StepInputs(
+    return replace(
+        inputs,
         parts=tuple(map(change_batch, inputs.parts)),
         shares=tuple(map(change, inputs.shares)),
         denominator=change(inputs.denominator),
         salt=change(inputs.salt),
+        rate=change(inputs.rate),
     )
 
 
 def list_tensors(inputs: StepInputs) -> list[Tensor]:
     parts = [value for part in inputs.parts for value in vars(part).values() if isinstance(value, Tensor)]
-    return [*parts, *inputs.shares, inputs.denominator, inputs.salt]
+    return [*parts, *inputs.shares, inputs.denominator, inputs.salt, inputs.rate]
 
 
 def round_up(num_bytes: int) -> int:
@@ -51,29 +53,29 @@ def lay_out(inputs: StepInputs, memory: Tensor) -> StepInputs:
     return change_inputs(inputs, place)
 
 
-class Tray:
-    """A recording's own inputs on the device, and the way there."""
+class StaticInputs:
+    """A capture's own inputs on the device, and the way there."""
 
     def __init__(self, inputs: StepInputs, device: torch.device) -> None:
         """inputs: some like those that will be brought, on the host."""
         size = sum(round_up(tensor.nbytes) for tensor in list_tensors(inputs))
         self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self.inputs = lay_out(inputs, self.memory)
-        self.courier = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def bring(self, inputs: StepInputs) -> None:
+    def fill(self, inputs: StepInputs) -> None:
         """Overwrite the inputs by others, from the host, which waits for nothing."""
         # Page-locked memory is not given away again before the copy from it is done: torch sees to that.
-        packed = torch.empty(self.memory.shape, dtype=torch.uint8, pin_memory=self.courier is not None)
+        packed = torch.empty(self.memory.shape, dtype=torch.uint8, pin_memory=self.copy_stream is not None)
         for place, tensor in zip(list_tensors(lay_out(inputs, packed)), list_tensors(inputs), strict=True):
             place.copy_(tensor)
-        if self.courier is None:
+        if self.copy_stream is None:
             self.memory.copy_(packed)
             return
         # The way from the host is made while the step before is still at work; the rest is a copy on the device.
-        with torch.cuda.stream(self.courier):
+        with torch.cuda.stream(self.copy_stream):
             arrived = packed.to(self.memory.device, non_blocking=True)
         present = torch.cuda.current_stream(self.memory.device)
-        present.wait_stream(self.courier)
+        present.wait_stream(self.copy_stream)
         arrived.record_stream(present)
         self.memory.copy_(arrived)

@@ -1,20 +1,21 @@
-"""On a GPU: recorded steps equal ordinary ones, wait for nothing, and the whole model compiles as one graph."""
+"""On a GPU: captured steps equal eager ones, wait for nothing, and the plain model compiles as one graph."""
 
 import itertools
 import math
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
 from some_moe.data.batches import Batch
+from some_moe.fast.static_inputs import StaticInputs, list_tensors
+from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
+from some_moe.training import step as step_module
 from some_moe.training.machine import choose_machine, settle_experts
-from some_moe.training.optim import make_optimizer
 from some_moe.training.step import prepare
-from some_moe.training.stepper import Stepper
-from some_moe.training.tray import Tray, list_tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -42,36 +43,35 @@ def make_batch(seed: int) -> Batch:
     ).pin()
 
 
-def make_stepper(config: RunConfig) -> Stepper:
+def make_stepper(config: RunConfig) -> Any:
     machine = choose_machine(config.train)
-    model = SomeLM(config.model, config.gravity, kernel=config.train.kernel, device="cuda")
-    return Stepper(model, make_optimizer(model, config.train), config, 1000, machine)
+    return machine.make_stepper(machine.make_model(config), config, 1000)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_recorded_steps_learn_as_ordinary_ones_do() -> None:
+def test_captured_steps_learn_as_ordinary_ones_do() -> None:
     losses = []
     for compile_model in (False, True):
         stepper = make_stepper(make_config(compile_model))
         losses.append([float(stepper(make_batch(step % 4), step).loss) for step in range(12)])
-        assert bool(stepper.recordings) is compile_model
+        assert bool(stepper.captures) is compile_model
     assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-2)
     assert losses[1][-1] < losses[1][0]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_recorded_step_follows_the_rate_and_moves_the_keys() -> None:
-    """Both are numbers that a recording could have kept as they were when it was made."""
+def test_a_captured_step_follows_the_rate_and_moves_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are numbers that a capture could have kept as they were when it was made."""
     ends = {}
-    for rate_now in (False, True):
+    for rate_now in (True, False):
         stepper = make_stepper(make_config(True))
         if not rate_now:
-            stepper.rate_at = lambda _step: 0.0  # type: ignore[method-assign]
+            monkeypatch.setattr(step_module, "rate_at", lambda *_: 0.0)
         before = {}
         for step in range(8):
             stepper(make_batch(step % 4), step)
-            if step == 4:  # the recording is made
-                assert stepper.recordings
+            if step == 4:  # the capture is made
+                assert stepper.captures
                 before = {name: tensor.clone() for name, tensor in stepper.model.state_dict().items()}
         ends[rate_now] = before, stepper.model.state_dict()
     for rate_now, (before, after) in ends.items():
@@ -81,16 +81,16 @@ def test_a_recorded_step_follows_the_rate_and_moves_the_keys() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("kernel", "precision"), [("reference", "bf16"), ("cpu", "fp32"), ("auto", "fp32")])
-def test_experts_that_are_a_loop_train_compiled_without_a_recording(kernel: str, precision: str) -> None:
+def test_experts_that_are_a_loop_train_compiled_without_a_capture(kernel: str, precision: str) -> None:
     changes = {"train.precision": precision, "model.trainability": "full", "model.expert_dtype": "float32"}
     stepper = make_stepper(make_config(True, kernel).override(changes))
     losses = [float(stepper(make_batch(step % 4), step).loss) for step in range(6)]
-    assert not stepper.recordings
+    assert not stepper.captures
     assert losses[4] < losses[0]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_step_is_recorded_while_another_thread_pins_batches() -> None:
+def test_a_step_is_captured_while_another_thread_pins_batches() -> None:
     stepper, over, refused = make_stepper(make_config(True)), threading.Event(), []
 
     def pin_on() -> None:
@@ -109,7 +109,7 @@ def test_a_step_is_recorded_while_another_thread_pins_batches() -> None:
     finally:
         over.set()
         thread.join()
-    assert stepper.recordings
+    assert stepper.captures
     assert not refused
     assert all(map(math.isfinite, losses))
 
@@ -130,15 +130,15 @@ def test_steps_wait_for_nothing() -> None:
 
 def test_inputs_arrive_in_time_and_are_not_overtaken_by_later_ones() -> None:
     config = make_config(True)
-    sent = [prepare(make_batch(step), config, step, torch.device("cpu")) for step in range(20)]
-    tray = Tray(sent[0], torch.device("cuda"))
+    sent = [prepare(make_batch(step), config, step, 20, torch.device("cpu")) for step in range(20)]
+    static = StaticInputs(sent[0], torch.device("cuda"))
     arrived = []
     torch.cuda.set_sync_debug_mode("error")
     try:
         for inputs in sent:
             torch.cuda._sleep(5_000_000)  # the step before is at work for a few milliseconds
-            tray.bring(inputs)
-            arrived.append([tensor.clone() for tensor in list_tensors(tray.inputs)])
+            static.fill(inputs)
+            arrived.append([tensor.clone() for tensor in list_tensors(static.inputs)])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for inputs, found in zip(sent, arrived, strict=True):
@@ -147,19 +147,26 @@ def test_inputs_arrive_in_time_and_are_not_overtaken_by_later_ones() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_whole_model_is_one_graph() -> None:
+def test_the_whole_plain_model_is_one_graph() -> None:
     config = make_config(False)
-    model = SomeLM(config.model, config.gravity, device="cuda")
+    model = SomeLM(config.model, config.gravity, dtype=torch.bfloat16, device="cuda")
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    batch = make_batch(0)
-    salt = torch.zeros(2, dtype=torch.int32, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16):
-        output = compiled(batch.inputs.cuda(), salt=salt, targets=batch.targets.cuda())
-        plain = model(batch.inputs.cuda(), salt=salt, targets=batch.targets.cuda())
-    assert torch.allclose(output.nats, plain.nats, atol=5e-2)
+    tokens = make_batch(0).inputs.cuda()
+    info = TokenInfo.of(tokens.shape, tokens.device, ids=tokens)
+    output, plain = compiled(tokens, info), model(tokens, info)
+    assert torch.allclose(output.logits, plain.logits, atol=5e-2)
     wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    found = torch.autograd.grad(output.nats.sum(), list(wanted.values()))
-    expected = torch.autograd.grad(plain.nats.sum(), list(wanted.values()))
+    found = torch.autograd.grad(output.logits.float().square().sum(), list(wanted.values()))
+    expected = torch.autograd.grad(plain.logits.float().square().sum(), list(wanted.values()))
     for name, left, right in zip(wanted, found, expected, strict=True):
         assert right.norm() > 0, name
         assert (left - right).norm() < 5e-2 * right.norm(), name
+
+
+def test_without_the_fast_model_a_gpu_trains_the_plain_one() -> None:
+    losses = []
+    for fast in ("off", "auto"):
+        stepper = make_stepper(make_config(False).override({"train.fast": fast}))
+        assert (type(stepper.model) is SomeLM) is (fast == "off")
+        losses.append([float(stepper(make_batch(step % 4), step).loss) for step in range(8)])
+    assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-2)

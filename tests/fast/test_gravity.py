@@ -10,10 +10,12 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from some_moe import GravityConfig, ModelConfig, SomeLM
+from some_moe.fast import gravity as fast_gravity
+from some_moe.hashing import make_layer_words
 from some_moe.model import gravity
 from some_moe.model.keystore import KeyState
-from some_moe.model.record import Routing, TokenInfo, summarize
-from some_moe.model.samples import make_layer_words
+from some_moe.model.routing import Routing, summarize
+from some_moe.model.tokens import TokenInfo
 from tests.shared.variants import make_config, make_gravity, same, snapshot
 
 LAYERS, STEPS, EXPERTS, TOKENS = 3, 5, 7, 24
@@ -68,7 +70,7 @@ def make_routing(state: KeyState, config: GravityConfig, layer: int, step: int) 
     query = torch.randn(1, TOKENS, MODEL.d_model, generator=generator, dtype=state.keys.dtype)
     counted = torch.rand(1, TOKENS, generator=generator) < (0.0 if (step, layer) == SILENT else 0.9)
     info = TokenInfo.of((1, TOKENS), torch.device("cpu"), counted=counted, step=step)
-    words = make_layer_words(LAYERS)[layer]
+    words = make_layer_words(range(LAYERS))[layer]
     return Routing(**summarize(wish.topk(2).indices, query, state.query_mean, info, words, EXPERTS, config))
 
 
@@ -84,7 +86,7 @@ def move(
             for state, routing in zip(states, routings, strict=True):
                 gravity.step(state, routing, config, step, STEPS)
         else:
-            gravity.step_layers(states, routings, config, step, STEPS, advance=advance)
+            fast_gravity.step_layers(states, routings, config, step, STEPS, advance)
         history.append([snapshot(state) for state in states])
     return history
 
@@ -107,7 +109,7 @@ TOLERANCE = {torch.float64: (1e-12, 1e-12), torch.float32: (1e-5, 1e-6)}
 def test_all_layers_at_once_equal_one_by_one(name: str, dtype: torch.dtype) -> None:
     config = GravityConfig(**(STRONG | RULES[name]))
     one_by_one = move(config, MODEL, dtype, advance=None)
-    assert_close(one_by_one, move(config, MODEL, dtype, advance=gravity.advance_layers), *TOLERANCE[dtype])
+    assert_close(one_by_one, move(config, MODEL, dtype, advance=fast_gravity.advance_layers), *TOLERANCE[dtype])
     # The rule did act: otherwise there would be nothing to compare.
     start, *_, end = one_by_one
     for layer in range(LAYERS):
@@ -121,7 +123,7 @@ def test_query_means_and_learned_keys_at_once_equal_one_by_one(change: dict[str,
     model = MODEL.override(change)
     config = GravityConfig(**STRONG) if model.router == "gravity" else GravityConfig.off(balance_rate=0.01)
     one_by_one = move(config, model, dtype, advance=None)
-    at_once = move(config, model, dtype, advance=gravity.advance_layers)
+    at_once = move(config, model, dtype, advance=fast_gravity.advance_layers)
     assert_close(one_by_one, at_once, *TOLERANCE[dtype])
     keys_moved = not torch.equal(at_once[0][0]["keys"], at_once[-1][0]["keys"])
     assert keys_moved is (model.router == "gravity")
@@ -130,7 +132,7 @@ def test_query_means_and_learned_keys_at_once_equal_one_by_one(change: dict[str,
 
 def test_a_layer_for_which_nothing_was_selected_stays_while_the_others_move() -> None:
     config = GravityConfig(**(STRONG | RULES["all"]))
-    history = move(config, MODEL.override({"center_queries": True}), torch.float32, advance=gravity.advance_layers)
+    history = move(config, MODEL.override({"center_queries": True}), torch.float32, advance=fast_gravity.advance_layers)
     step, silent = SILENT
     for layer in range(LAYERS):
         assert same(history[step][layer], history[step + 1][layer]) is (layer == silent)
@@ -145,7 +147,7 @@ COMPILED_ALWAYS = ("published", "cosine-and-layer-scale", "shrink-by-count", "al
 )
 def test_compiled_as_one_graph_equals_one_by_one(name: str) -> None:
     config = GravityConfig(**(STRONG | RULES[name]))
-    compiled = torch.compile(gravity.advance_layers, fullgraph=True, dynamic=False, backend="aot_eager")
+    compiled = torch.compile(fast_gravity.advance_layers, fullgraph=True, dynamic=False, backend="aot_eager")
     one_by_one = move(config, MODEL, torch.float64, advance=None)
     assert_close(one_by_one, move(config, MODEL, torch.float64, advance=compiled), 1e-12, 1e-12)
 
@@ -155,7 +157,7 @@ def test_compiled_as_one_graph_equals_one_by_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["published", "cosine-and-layer-scale", "all"])
 def test_compiled_to_machine_code_equals_one_by_one(name: str) -> None:
     config, model = GravityConfig(**(STRONG | RULES[name])), MODEL.override({"center_queries": True})
-    compiled = torch.compile(gravity.advance_layers, fullgraph=True, dynamic=False)
+    compiled = torch.compile(fast_gravity.advance_layers, fullgraph=True, dynamic=False)
     one_by_one = move(config, model, torch.float64, advance=None)
     assert_close(one_by_one, move(config, model, torch.float64, advance=compiled), 1e-12, 1e-12)
 
@@ -165,7 +167,7 @@ def test_compiled_to_machine_code_equals_one_by_one(name: str) -> None:
 def test_no_schedule_compiles_more_than_once(schedule: str) -> None:
     config = GravityConfig(**STRONG, beta_schedule=schedule, beta_end=0.0 if schedule == "constant" else 0.2)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(gravity.advance_layers, fullgraph=True, dynamic=False, backend=counter)
+    compiled = torch.compile(fast_gravity.advance_layers, fullgraph=True, dynamic=False, backend=counter)
     move(config, MODEL, torch.float32, advance=compiled)
     assert counter.frame_count == 1
 

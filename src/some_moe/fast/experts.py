@@ -1,0 +1,29 @@
+"""The experts on a GPU: frozen ones by Triton kernels, onto the residual stream; others by the plain paths."""
+
+import torch
+from torch import Tensor
+
+from some_moe.experts import ExpertWeights, choose_kernel, gathered, grouped
+from some_moe.fast.ops import fused
+from some_moe.model.library import ExpertLibrary
+
+
+def mix_onto(
+    kernel: str, x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None
+) -> Tensor:
+    """onto (N, D), where it is given, + the gated sum of the experts' outputs; see `some_moe.experts`."""
+    few = kernel == "auto" and gathered.can_mix(experts)
+    if kernel in ("auto", "triton") and not few and fused.can_mix(x, weights):
+        return fused.mix_experts(x, experts, gates, weights, onto)
+    y = choose_kernel(kernel)(x, experts, gates, weights)
+    return y if onto is None else onto + y
+
+
+def fits_graph(library: ExpertLibrary, dtype: torch.dtype) -> bool:
+    """Whether compiled code can hold this library, computing in dtype. Loops over experts end it: bounds are data."""
+    if library.kernel in ("cpu", "reference"):
+        return False
+    if library.kernel == "grouped":
+        return True
+    x = library.up.new_empty(1, library.up.shape[2], dtype=dtype)
+    return fused.can_mix(x, library.weights()) or grouped.can_mix(x, library.weights())

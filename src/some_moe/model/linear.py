@@ -1,0 +1,24 @@
+"""Linear maps and norms that compute in the type of their input, whatever type their parameters are kept in."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from some_moe.precision import at_least_float32
+
+
+class Linear(nn.Linear):
+    """A linear map with a bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, I) → (…, O)."""
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm, computed in float32 or better."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, D) → (…, D)."""
+        wide = at_least_float32(x)
+        weight, bias = self.weight.to(wide.dtype), self.bias.to(wide.dtype)
+        return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)

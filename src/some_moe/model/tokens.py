@@ -1,0 +1,50 @@
+"""What a model must know about a batch's tokens besides their ids. Shapes: B rows, T positions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from some_moe.hashing import make_salt
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInfo:
+    """Which tokens count, where they stand, and what the step's random choices follow from."""
+
+    counted: Tensor  # (B, T) bool: which tokens enter the statistics
+    rows: Tensor  # (B,) int64: each row's number within the whole step, over micro-batches and ranks
+    salt: Tensor  # (2,) int32: a hash of seed and step, see hashing.make_salt
+    ids: Tensor | None = None  # (B, T) token ids, for hash routing
+    positions: Tensor | None = None  # (B, T), for packed rows; None: from 0 on, behind what a cache holds
+    segments: Tensor | None = None  # (B, T), for packed rows: tokens see only tokens of their segment
+    sums: bool = True  # whether layers make the sums that gravity reads: not in evaluation and generation
+
+    @classmethod
+    def of(
+        cls,
+        shape: Sequence[int],
+        device: torch.device,
+        *,
+        counted: Tensor | None = None,
+        rows: Tensor | None = None,
+        seed: int = 0,
+        step: int = 0,
+        salt: Tensor | None = None,
+        ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        sums: bool = True,
+    ) -> Self:
+        """Fill in what is not given for a batch of this shape (B, T): every token counts, rows are numbered from 0."""
+        return cls(
+            counted=torch.ones(tuple(shape), dtype=torch.bool, device=device) if counted is None else counted,
+            rows=torch.arange(shape[0], device=device) if rows is None else rows,
+            salt=make_salt(seed, step, device) if salt is None else salt,
+            ids=ids,
+            positions=positions,
+            segments=segments,
+            sums=sums,
+        )
