@@ -83,10 +83,10 @@ def linear_gelu(x: Tensor, layer: nn.Linear) -> Tensor:
 def gelu_network(x: Tensor, expand: nn.Linear, project: nn.Linear) -> Tensor:
     """project(gelu(expand(x))). In bf16 on a GPU and for many rows, GELU is part of the products beside it."""
     if makes_bf16(x):
-        from some_moe.fast.ops import network
+        from some_moe.fast.ops import mlp
 
-        if network.can_run(x, expand.weight):
-            return network.run(x, expand, project)
+        if mlp.can_run(x, expand.weight):
+            return mlp.run(x, expand, project)
     y: Tensor = project(linear_gelu(x, expand))
     return y
 
@@ -119,10 +119,10 @@ def mix_reference(
 
 def mix_triton(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, onto: Tensor | None = None) -> Tensor:
     """Frozen experts by the fused kernels; trained ones have weight gradients and take the grouped path."""
-    from some_moe.fast.ops import fused
+    from some_moe.fast.ops import frozen_experts
 
-    if fused.can_mix(x, weights):
-        return fused.mix_experts(x, experts, gates, weights, onto)
+    if frozen_experts.can_mix(x, weights):
+        return frozen_experts.mix_experts(x, experts, gates, weights, onto)
     return grouped.mix_experts(x, experts, gates, weights, onto)
 
 
@@ -131,10 +131,10 @@ def mix_auto(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, 
     if gathered.can_mix(experts):
         return gathered.mix_experts(x, experts, gates, weights, onto)
     if x.is_cuda and has_triton():
-        from some_moe.fast.ops import fused
+        from some_moe.fast.ops import frozen_experts
 
-        if fused.can_mix(x, weights):
-            return fused.mix_experts(x, experts, gates, weights, onto)
+        if frozen_experts.can_mix(x, weights):
+            return frozen_experts.mix_experts(x, experts, gates, weights, onto)
     if x.is_cuda and grouped.can_mix(x, weights):
         return grouped.mix_experts(x, experts, gates, weights, onto)
     return mix_cpu(x, experts, gates, weights, onto)
@@ -154,9 +154,9 @@ def fits_graph(mix: MixExperts, x: Tensor, weights: ExpertWeights) -> bool:
     if mix is not mix_auto:
         return mix not in (mix_cpu, mix_reference)
     if has_triton():
-        from some_moe.fast.ops import fused
+        from some_moe.fast.ops import frozen_experts
 
-        if fused.can_mix(x, weights):
+        if frozen_experts.can_mix(x, weights):
             return True
     return grouped.can_mix(x, weights)
 

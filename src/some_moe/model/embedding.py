@@ -24,7 +24,7 @@ class GatherRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (tokens,) = ctx.saved_tensors
         if grad.is_cuda and grad.dtype in SUMMED and ctx.dtype == torch.float32 and has_triton():
-            from some_moe.fast.ops.embedding import embedding_gradient
+            from some_moe.fast.ops.embedding_grad import embedding_gradient
 
             return embedding_gradient(grad, tokens, ctx.num_rows), None, None
         added = torch.ops.aten.embedding_dense_backward(grad.to(ctx.dtype), tokens, ctx.num_rows, -1, False)

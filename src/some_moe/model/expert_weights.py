@@ -40,7 +40,7 @@ def fill_experts(
     num_zero = round(sparsity * 2**24)
     keys = [(derive_key(seed, layer, e, code), derive_key(seed, layer, e, code + _ZEROS)) for e in chosen]
     if out.is_cuda and has_triton():
-        from some_moe.fast.ops.fill_kernel import fill
+        from some_moe.fast.ops.fill_experts import fill
 
         words = torch.tensor([[*value, *zero] for value, zero in keys], dtype=torch.int32, device=out.device)
         fill(out.view(out.shape[0], -1), words, factor, num_zero)

@@ -122,7 +122,7 @@ def _has_fast_sums(query: Tensor) -> bool:
 def _add_up(experts: Tensor, query: Tensor, mean: Tensor | None, counted: Tensor, num_experts: int) -> _Sums:
     """Add up experts (N, K) and queries (N, D) over the counted tokens; unit queries are taken after centring."""
     if mean is None and _has_fast_sums(query):
-        from some_moe.fast.ops.sums import sum_by_expert
+        from some_moe.fast.ops.routing_stats import sum_by_expert
 
         counts, pairs, query_sum, number = sum_by_expert(experts, counted, query, num_experts)
         return _Sums(counts, pairs, query_sum, number, query_sum.new_empty(0))
@@ -199,7 +199,7 @@ def sums_come_together(model: ModelConfig, x: Tensor) -> bool:
     """
     if model.router == "hash" or model.center_queries or not makes_bf16(x):
         return False
-    from some_moe.fast.ops.sums import can_sum
+    from some_moe.fast.ops.routing_stats import can_sum
 
     return can_sum(model.d_model, model.num_experts)
 
@@ -234,7 +234,7 @@ def summarize_layers(
                 made = summarize(experts[layer], queries[layer], None, told, words, num_experts, gravity)
                 found.append(replace(routing, **made))
         return tuple(found)
-    from some_moe.fast.ops.sums import sum_layers
+    from some_moe.fast.ops.routing_stats import sum_layers
 
     counted = _count_fraction(info, layer_words, gravity).flatten(-2)
     experts, queries = [x.flatten(0, 1) for x in experts], [x.flatten(0, 1) for x in queries]

@@ -65,7 +65,7 @@ class KeyRouter(nn.Module):
         wants_all = top_k == 1 or self.model.has_auxiliary_loss or self.state.keys.requires_grad
         fits = scored.dtype == torch.float32 and top_k <= 16
         if scored.is_cuda and not wants_all and fits and has_triton():
-            from some_moe.fast.ops.nearest import nearest
+            from some_moe.fast.ops.topk_keys import nearest
 
             address, keys = self.addresses(scored)
             if self.model.score == "dot" and self.state.query_mean is None:

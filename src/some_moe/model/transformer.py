@@ -63,7 +63,7 @@ def token_nats(logits: Tensor, targets: Tensor, bias: Tensor | None = None) -> T
 def norm_beside(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
     """x, to go on with, and its norm."""
     if can_fuse_norm(x):
-        from some_moe.fast.ops.norm import NormBeside
+        from some_moe.fast.ops.layer_norm import NormBeside
 
         beside: tuple[Tensor, Tensor] = NormBeside.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
         return beside
@@ -76,7 +76,7 @@ def add_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor, y_bias: Tensor | None = N
     y_bias (D,): one that is part of y, but cut off from it for autograd; only where Triton's kernel runs.
     """
     if can_fuse_norm(x):
-        from some_moe.fast.ops.norm import AddNorm
+        from some_moe.fast.ops.layer_norm import AddNorm
 
         found: tuple[Tensor, Tensor, Tensor] = AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, y_bias)  # type: ignore[no-untyped-call]
         return found
@@ -305,12 +305,12 @@ class SomeLM(nn.Module):
         """
         assert weights is None or not weights.requires_grad
         if makes_bf16(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            from some_moe.fast.ops import loss
+            from some_moe.fast.ops import cross_entropy
 
-            if loss.can_run(self.model.vocab_size):
+            if cross_entropy.can_run(self.model.vocab_size):
                 flat = None if weights is None else weights.flatten()
                 logits = multiply(x, self.head).flatten(0, 1)
-                found, nats = loss.find_loss(logits, targets.flatten(), flat, denominator, self.head.bias)
+                found, nats = cross_entropy.find_loss(logits, targets.flatten(), flat, denominator, self.head.bias)
                 return found, nats.view(targets.shape)
         nats = self.score_targets(x, targets)
         weighed = nats if weights is None else nats * weights

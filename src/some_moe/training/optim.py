@@ -10,7 +10,7 @@ from some_moe.config import TrainConfig
 from some_moe.experts import has_triton
 
 if TYPE_CHECKING:
-    from some_moe.fast.ops.adam import Moved, Tables
+    from some_moe.fast.ops.adamw import Moved, Tables
 
 
 class Optimizer(torch.optim.AdamW):
@@ -37,25 +37,25 @@ class Optimizer(torch.optim.AdamW):
     @torch.no_grad()
     def move_at_once(self, limit: float) -> Tensor | None:
         """`clip_and_step` by one pass over all parameters; None where it cannot be done."""
-        from some_moe.fast.ops import adam
+        from some_moe.fast.ops import adamw
 
         moved = list(self.list_moved())
         first = self.param_groups[0]
-        if not adam.can_move(moved) or not isinstance(first["lr"], Tensor):
+        if not adamw.can_move(moved) or not isinstance(first["lr"], Tensor):
             return None
         if torch.cuda.is_current_stream_capturing() and (self.tables is None or not self.tables.rooms):
             return None
         if self.tables is None:
-            self.tables = adam.Tables(sum(len(group["params"]) for group in self.param_groups))
+            self.tables = adamw.Tables(sum(len(group["params"]) for group in self.param_groups))
         torch._foreach_add_([each.step for each in moved], 1)
         decay = max(group["weight_decay"] for group in self.param_groups)
-        return adam.clip_and_move(
+        return adamw.clip_and_move(
             moved, self.tables, first["lr"], most=limit, betas=first["betas"], eps=first["eps"], decay=decay
         )
 
     def list_moved(self) -> Iterator["Moved"]:
         """Every parameter that has a gradient, with its state, which begins as torch has it."""
-        from some_moe.fast.ops.adam import Moved
+        from some_moe.fast.ops.adamw import Moved
 
         for group in self.param_groups:
             for parameter in group["params"]:

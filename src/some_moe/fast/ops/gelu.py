@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.fast.ops.columns import sum_rows
-from some_moe.fast.ops.fused_kernels import gelu_parts
+from some_moe.fast.ops.column_sum import sum_rows
+from some_moe.fast.ops.tma_gemm import gelu_parts
 
 BLOCK = 2048  # elements a program: with four warps a thread moves two times 16 bytes of bf16
 # Where columns are summed, elements at a time (half as many: sums take registers too), and how often a program does

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.fast.ops.columns import sum_rows
+from some_moe.fast.ops.column_sum import sum_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LARGEST_BLOCK = 8192  # logits a program holds in registers; a longer row is read block by block

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.fast.ops.columns import sum_rows
+from some_moe.fast.ops.column_sum import sum_rows
 
 PROGRAMS = 1056  # of the backward kernel at most: each adds up its own tokens
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.fast.ops.fill_kernel import hash_words
+from some_moe.fast.ops.fill_experts import hash_words
 
 MOST = 64  # tokens asked for at most: more would not fit in registers beside a block
 BLOCKS = (1024, 2048, 4096)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.fast.ops.columns import sum_rows
+from some_moe.fast.ops.column_sum import sum_rows
 
 PROGRAMS = 528  # of the backward kernel at most: each adds up the gradients of weight and bias over its own rows
 STAGES = 3  # of its loop: with three, the next rows are on their way while these are worked on

@@ -37,7 +37,7 @@ def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 @pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_norm_beside_equals_float64(n: int, d: int) -> None:
-    from some_moe.fast.ops.norm import NormBeside
+    from some_moe.fast.ops.layer_norm import NormBeside
 
     (x, _, weight, bias), grads = draw(n, d)
     same, y = NormBeside.apply(x, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def test_norm_beside_equals_float64(n: int, d: int) -> None:
 
 @pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_add_norm_equals_float64(n: int, d: int) -> None:
-    from some_moe.fast.ops.norm import AddNorm
+    from some_moe.fast.ops.layer_norm import AddNorm
 
     (x, addend, weight, bias), grads = draw(n, d)
     total, y, again = AddNorm.apply(x, addend, weight, bias, 1e-5, None)  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ def test_add_norm_equals_float64(n: int, d: int) -> None:
 
 @pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_the_gradient_of_a_bias_within_the_addend_equals_float64(n: int, d: int) -> None:
-    from some_moe.fast.ops.norm import AddNorm
+    from some_moe.fast.ops.layer_norm import AddNorm
 
     (x, addend, weight, bias), grads = draw(n, d)
     leaves = (x, addend, weight, bias)
@@ -108,7 +108,7 @@ def test_attentions_last_bias_learns_the_same_with_and_without_the_kernel(
 
 
 def test_compiled_code_computes_the_same_bits() -> None:
-    from some_moe.fast.ops.norm import AddNorm, NormBeside
+    from some_moe.fast.ops.layer_norm import AddNorm, NormBeside
 
     def both(x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         x, y = NormBeside.apply(x, weight, bias, 1e-5)  # type: ignore[no-untyped-call]

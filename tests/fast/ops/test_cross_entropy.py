@@ -21,7 +21,7 @@ WEIGHTS = {
 
 @pytest.fixture
 def kernels() -> Any:
-    return pytest.importorskip("some_moe.fast.ops.loss")
+    return pytest.importorskip("some_moe.fast.ops.cross_entropy")
 
 
 def draw(n: int, vocabulary: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -99,18 +99,18 @@ def test_all_tokens_on_one_expert_and_others_empty(kernel: str) -> None:
 def test_taking_turns_equals_float64_and_the_plain_kernels(
     n: int, d: int, f: int, num_experts: int, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from some_moe.fast.ops import pingpong, products
+    from some_moe.fast.ops import grouped_gemm, pingpong_gemm
 
     torch.manual_seed(5)
     weights, experts = draw(num_experts, d, f, torch.bfloat16), choose(n, num_experts, top_k)
     x, back = (torch.randn(n, d, device="cuda").bfloat16() for _ in range(2))
     if torch.cuda.get_device_capability(x.device)[0] != 9:
         pytest.skip("not a Hopper GPU")
-    assert pingpong.can_take_turns(x, products.choose_plan(x.dtype, n * top_k, num_experts).m, f)
+    assert pingpong_gemm.can_take_turns(x, grouped_gemm.choose_plan(x.dtype, n * top_k, num_experts).m, f)
     assert_close("triton", n, d, f, experts, num_experts, torch.bfloat16)
     arguments: Any = (x, experts, torch.rand(n, top_k, device="cuda"), weights, back)
     found, again = run("triton", *arguments), run("triton", *arguments)
-    monkeypatch.setattr(pingpong, "can_take_turns", lambda *_: False)
+    monkeypatch.setattr(pingpong_gemm, "can_take_turns", lambda *_: False)
     for left, same, right in zip(found, again, run("triton", *arguments), strict=True):
         assert torch.equal(left, same)
         assert (left.double() - right.double()).norm() <= 4e-3 * right.double().norm()
@@ -126,14 +126,17 @@ def test_the_same_bits_every_time() -> None:
 
 
 def test_compiled_code_computes_the_same_bits() -> None:
-    from some_moe.fast.ops import fused
+    from some_moe.fast.ops import frozen_experts
 
     torch.manual_seed(3)
     weights, experts = draw(8, 64, 128, torch.bfloat16), choose(300, 8, 2)
     x = torch.randn(300, 64, device="cuda").bfloat16().requires_grad_()
     gates, back = torch.rand(300, 2, device="cuda", requires_grad=True), torch.randn(300, 64, device="cuda").bfloat16()
     found = []
-    for mix in (fused.mix_experts, torch.compile(fused.mix_experts, fullgraph=True, backend="aot_eager")):
+    for mix in (
+        frozen_experts.mix_experts,
+        torch.compile(frozen_experts.mix_experts, fullgraph=True, backend="aot_eager"),
+    ):
         y = mix(x, experts, gates, weights)
         found.append([y.detach(), *torch.autograd.grad(y, (x, gates), back)])
     for left, right in zip(*found, strict=True):
@@ -141,21 +144,21 @@ def test_compiled_code_computes_the_same_bits() -> None:
 
 
 def test_what_is_known_of_weights_is_forgotten_with_them() -> None:
-    from some_moe.fast.ops import fused, products
+    from some_moe.fast.ops import frozen_experts, grouped_gemm
 
     gc.collect()
-    before, weights = len(products._DESCRIPTORS), draw(8, 64, 128, torch.bfloat16)
+    before, weights = len(grouped_gemm._DESCRIPTORS), draw(8, 64, 128, torch.bfloat16)
     x = torch.randn(300, 64, device="cuda").bfloat16()
     for _ in range(2):
-        fused.mix_experts(x, choose(300, 8, 2), torch.rand(300, 2, device="cuda"), weights)
-    assert len(products._DESCRIPTORS) == before + 2
+        frozen_experts.mix_experts(x, choose(300, 8, 2), torch.rand(300, 2, device="cuda"), weights)
+    assert len(grouped_gemm._DESCRIPTORS) == before + 2
     del weights
-    assert len(products._DESCRIPTORS) == before
+    assert len(grouped_gemm._DESCRIPTORS) == before
 
 
 @pytest.mark.parametrize("num_experts", [50, 150])
 def test_queries_that_are_no_numbers_still_choose_experts_that_exist(num_experts: int) -> None:
-    from some_moe.fast.ops.nearest import nearest
+    from some_moe.fast.ops.topk_keys import nearest
 
     query = torch.full((70, 64), float("nan"), device="cuda")
     keys, bias = torch.randn(num_experts, 64, device="cuda"), torch.zeros(num_experts, device="cuda")
@@ -166,7 +169,7 @@ def test_queries_that_are_no_numbers_still_choose_experts_that_exist(num_experts
 
 
 def test_nearest_chooses_as_float64_does() -> None:
-    from some_moe.fast.ops.nearest import nearest
+    from some_moe.fast.ops.topk_keys import nearest
 
     torch.manual_seed(2)
     for n, num_experts, top_k, d in ((1000, 64, 4, 384), (500, 512, 8, 96), (300, 300, 2, 64)):
@@ -187,7 +190,7 @@ def test_gates_and_the_gradient_of_queries_equal_float64(
     n: int, num_experts: int, top_k: int, d: int, temperature: float | None, dtype: torch.dtype
 ) -> None:
     """Without a temperature, scores."""
-    from some_moe.fast.ops.nearest import nearest
+    from some_moe.fast.ops.topk_keys import nearest
 
     torch.manual_seed(n)
     query = (torch.randn(n, d, device="cuda") / d**0.5).to(dtype).requires_grad_()

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from some_moe.experts.weights import ExpertWeights
-from some_moe.fast.ops import fused_kernels as kernels
-from some_moe.fast.ops import products
-from some_moe.fast.ops.placing import most_tiles, pad_to_power, place_slots
-from some_moe.fast.ops.products import Tiles, ceil_div, choose_plan, slope_dtype
+from some_moe.fast.ops import grouped_gemm
+from some_moe.fast.ops import tma_gemm as kernels
+from some_moe.fast.ops.grouped_gemm import Tiles, ceil_div, choose_plan, slope_dtype
+from some_moe.fast.ops.permute import most_tiles, pad_to_power, place_slots
 
 LARGEST_TILE = 128  # rows
 PIECE = 128  # columns of a token that are taken together, where they make up a row: no thread works on padding
@@ -52,13 +52,13 @@ def run_forward(
     placed = place_slots(experts, num_experts, m)
     tiles = Tiles(m, placed.tile_expert, placed.num_tiles, x.device)
     size = count_rows(num_tokens * top_k, num_experts)
-    sizes = products.size_up(up, x.dtype)
+    sizes = grouped_gemm.size_up(up, x.dtype)
     tokens: dict[str, int] = {"num_tokens": num_tokens, "top_k": top_k, "d": d}
     spread, hidden, rows = (x.new_empty(size, width) for width in (d, f, d))
     slope = x.new_empty(size, f, dtype=slope_dtype(x.dtype, f))
     _per_token(kernels.spread_kernel, x, placed.row, spread, **tokens, pieces=False)
-    products.multiply_up(spread, up, up_bias, hidden, slope, tiles, plan, sizes)
-    products.multiply_down(hidden, down, down_bias, rows, tiles, plan, sizes)
+    grouped_gemm.multiply_up(spread, up, up_bias, hidden, slope, tiles, plan, sizes)
+    grouped_gemm.multiply_down(hidden, down, down_bias, rows, tiles, plan, sizes)
     y = torch.empty_like(x)
     _per_token(kernels.mix_kernel, rows, placed.row, gates, onto, y, **tokens, pieces=True)
     return y, slope, rows, placed.row, placed.tile_expert, placed.num_tiles
@@ -74,13 +74,13 @@ def run_backward(
     plan = choose_plan(grad_y.dtype, num_tokens * top_k, num_experts)
     m = plan.m
     tiles = Tiles(m, tile_expert, num_tiles, grad_y.device)
-    sizes = products.size_up(up, rows.dtype)
+    sizes = grouped_gemm.size_up(up, rows.dtype)
     tokens: dict[str, int] = {"num_tokens": num_tokens, "top_k": top_k, "d": d}
     spread, grad_pre, grad_spread = torch.empty_like(rows), rows.new_empty(slope.shape), torch.empty_like(rows)
     grad_x, grad_gates = torch.empty_like(grad_y), torch.empty_like(gates)
     _per_token(kernels.spread_backward_kernel, grad_y, row, gates, rows, spread, grad_gates, **tokens, pieces=False)
-    products.multiply_down_backward(spread, down, slope, grad_pre, tiles, plan, sizes)
-    products.multiply_up_backward(grad_pre, up, grad_spread, tiles, plan, sizes)
+    grouped_gemm.multiply_down_backward(spread, down, slope, grad_pre, tiles, plan, sizes)
+    grouped_gemm.multiply_up_backward(grad_pre, up, grad_spread, tiles, plan, sizes)
     _per_token(kernels.mix_kernel, grad_spread, row, None, None, grad_x, **tokens, pieces=True)
     return grad_x, grad_gates
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from some_moe.fast.ops import products
-from some_moe.fast.ops.columns import sum_rows
+from some_moe.fast.ops import grouped_gemm
+from some_moe.fast.ops.column_sum import sum_rows
 from some_moe.fast.ops.linear import cut_bias
 
 FEWEST_ROWS = 1024  # eight tiles: fewer would leave most of a GPU idle, whoever multiplies
@@ -22,9 +22,9 @@ def can_run(x: Tensor, up: Tensor) -> bool:
     return x.shape[:-1].numel() >= FEWEST_ROWS and up.shape[0] % 16 == 0 and up.shape[1] % 8 == 0
 
 
-def _tiles(x: Tensor) -> tuple[products.Tiles, products.Plan]:
-    plan = products.choose_plan(x.dtype, len(x), 1)
-    return products.Tiles(plan.m, None, products.ceil_div(len(x), plan.m), x.device), plan
+def _tiles(x: Tensor) -> tuple[grouped_gemm.Tiles, grouped_gemm.Plan]:
+    plan = grouped_gemm.choose_plan(x.dtype, len(x), 1)
+    return grouped_gemm.Tiles(plan.m, None, grouped_gemm.ceil_div(len(x), plan.m), x.device), plan
 
 
 @torch.library.custom_op("some_moe::gelu_product", mutates_args=())
@@ -33,16 +33,16 @@ def gelu_product(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     tiles, plan = _tiles(x)
     hidden = x.new_empty(len(x), len(up))
     slope = x.new_empty(tiles.most * tiles.m, len(up), dtype=torch.uint8)
-    products.multiply_up(
-        x.contiguous(), up.contiguous(), bias, hidden, slope, tiles, plan, products.size_up(up, x.dtype)
+    grouped_gemm.multiply_up(
+        x.contiguous(), up.contiguous(), bias, hidden, slope, tiles, plan, grouped_gemm.size_up(up, x.dtype)
     )
     return hidden, slope
 
 
 @gelu_product.register_fake
 def _(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    tile = products.choose_plan(x.dtype, x.shape[0], 1).m
-    rows = products.ceil_div(x.shape[0], tile) * tile
+    tile = grouped_gemm.choose_plan(x.dtype, x.shape[0], 1).m
+    rows = grouped_gemm.ceil_div(x.shape[0], tile) * tile
     return x.new_empty(x.shape[0], up.shape[0]), x.new_empty(rows, up.shape[0], dtype=torch.uint8)
 
 
@@ -53,9 +53,9 @@ def gelu_product_backward(grad: Tensor, down: Tensor, slope: Tensor) -> tuple[Te
     tiles, plan = _tiles(grad)
     grad_pre = grad.new_empty(len(grad), down.shape[1])
     table = grad.new_empty(tiles.most, down.shape[1], dtype=torch.float32)
-    sizes = products.size_up(down.T, grad.dtype)
+    sizes = grouped_gemm.size_up(down.T, grad.dtype)
     grad, down = grad.contiguous(), down.contiguous()
-    if products.multiply_down_backward(grad, down, slope, grad_pre, tiles, plan, sizes, table):
+    if grouped_gemm.multiply_down_backward(grad, down, slope, grad_pre, tiles, plan, sizes, table):
         return grad_pre, sum_rows(table)
     return grad_pre, grad_pre.sum(0, dtype=torch.float32)
 

@@ -23,18 +23,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from some_moe.fast.ops import fused_kernels, gelu_pairs
+from some_moe.fast.ops import gelu_f16x2, tma_gemm
 
 ROWS, COLUMNS, INNER = 128, 128, 64  # of a tile, of a block, and of a step: what leaves room for six stages
 STAGES, REGISTERS = 6, 232
 BRINGING_REGISTERS = gl.constexpr(40)  # what the bringing warp needs; the others share the rest
-halves = gluon.jit(fused_kernels.halves.fn)
-unpack_slope = gluon.jit(fused_kernels.unpack_slope.fn)
-count_tiles = gluon.jit(fused_kernels.count_tiles.fn)
-find_expert = gluon.jit(fused_kernels.find_expert.fn)
-ASSEMBLY = gl.constexpr(gelu_pairs.ASSEMBLY)
-OPERANDS = gl.constexpr(gelu_pairs.OPERANDS)
-AT_ONCE = gl.constexpr(gelu_pairs.AT_ONCE)
+halves = gluon.jit(tma_gemm.halves.fn)
+unpack_slope = gluon.jit(tma_gemm.unpack_slope.fn)
+count_tiles = gluon.jit(tma_gemm.count_tiles.fn)
+find_expert = gluon.jit(tma_gemm.find_expert.fn)
+ASSEMBLY = gl.constexpr(gelu_f16x2.ASSEMBLY)
+OPERANDS = gl.constexpr(gelu_f16x2.OPERANDS)
+AT_ONCE = gl.constexpr(gelu_f16x2.AT_ONCE)
 
 
 @gluon.jit

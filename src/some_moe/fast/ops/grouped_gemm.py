@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from some_moe.fast.ops import fused_kernels as kernels
-from some_moe.fast.ops import pingpong
+from some_moe.fast.ops import pingpong_gemm
+from some_moe.fast.ops import tma_gemm as kernels
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,11 @@ def multiply_up(
 ) -> None:  # fmt: skip
     """hidden and slope of the rows `spread`, in an order of slopes that `multiply_down_backward` knows."""
     d, f = sizes["D"], sizes["F"]
-    m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
-    if pingpong.can_take_turns(spread, plan.m, f):
-        source, weights = pingpong.describe(spread, m, k), _describe_stack(up, n, k, pingpong.describe)
-        arguments = source, weights, up_bias, pingpong.describe(hidden, m, n // 2), slope, tiles.expert, tiles.used
-        pingpong.launch(pingpong.up_kernel, _programs(tiles, f, n), *arguments, D=d, F=f)
+    m, n, k = pingpong_gemm.ROWS, pingpong_gemm.COLUMNS, pingpong_gemm.INNER
+    if pingpong_gemm.can_take_turns(spread, plan.m, f):
+        source, weights = pingpong_gemm.describe(spread, m, k), _describe_stack(up, n, k, pingpong_gemm.describe)
+        arguments = source, weights, up_bias, pingpong_gemm.describe(hidden, m, n // 2), slope, tiles.expert, tiles.used
+        pingpong_gemm.launch(pingpong_gemm.up_kernel, _programs(tiles, f, n), *arguments, D=d, F=f)
         return
     b = fit(plan.up, f)
     source, weights = _describe(spread, plan.m, b.k), _describe_stack(up, b.n, b.k)
@@ -187,11 +187,11 @@ def multiply_down_backward(
     """grad_pre of the gradients `spread`. sums (tiles, F): room for the sums of each tile's columns; returns whether
     they were made."""
     d, f = sizes["D"], sizes["F"]
-    m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
-    if pingpong.can_take_turns(spread, plan.m, f):
-        source, weights = pingpong.describe(spread, m, k), _describe_stack(down, k, n, pingpong.describe)
-        arguments = source, weights, slope, pingpong.describe(grad_pre, m, n // 2), sums, tiles.expert, tiles.used
-        pingpong.launch(pingpong.down_backward_kernel, _programs(tiles, f, n), *arguments, D=d, F=f)
+    m, n, k = pingpong_gemm.ROWS, pingpong_gemm.COLUMNS, pingpong_gemm.INNER
+    if pingpong_gemm.can_take_turns(spread, plan.m, f):
+        source, weights = pingpong_gemm.describe(spread, m, k), _describe_stack(down, k, n, pingpong_gemm.describe)
+        arguments = source, weights, slope, pingpong_gemm.describe(grad_pre, m, n // 2), sums, tiles.expert, tiles.used
+        pingpong_gemm.launch(pingpong_gemm.down_backward_kernel, _programs(tiles, f, n), *arguments, D=d, F=f)
         return sums is not None
     b = fit(plan.down_backward, f)
     source, weights = _describe(spread, plan.m, b.k), _describe_stack(down, b.k, b.n)
@@ -212,12 +212,12 @@ def _multiply_plainly(
         "HEIGHT": stack.shape[-2],
         "TRANSPOSED": transposed,
     }
-    if blocks.n == pingpong.COLUMNS and pingpong.can_take_turns(rows, tiles.m, width):
-        m, n, k = pingpong.ROWS, pingpong.COLUMNS, pingpong.INNER
-        weights = _describe_stack(stack, *((n, k) if transposed else (k, n)), pingpong.describe)
-        arguments = pingpong.describe(rows, m, k), weights, bias, pingpong.describe(target, m, n // 2)
+    if blocks.n == pingpong_gemm.COLUMNS and pingpong_gemm.can_take_turns(rows, tiles.m, width):
+        m, n, k = pingpong_gemm.ROWS, pingpong_gemm.COLUMNS, pingpong_gemm.INNER
+        weights = _describe_stack(stack, *((n, k) if transposed else (k, n)), pingpong_gemm.describe)
+        arguments = pingpong_gemm.describe(rows, m, k), weights, bias, pingpong_gemm.describe(target, m, n // 2)
         programs = _programs(tiles, width, n)
-        pingpong.launch(pingpong.plain_kernel, programs, *arguments, tiles.expert, tiles.used, **sizes)
+        pingpong_gemm.launch(pingpong_gemm.plain_kernel, programs, *arguments, tiles.expert, tiles.used, **sizes)
         return
     b = fit(blocks, width)
     weights = _describe_stack(stack, *((b.n, b.k) if transposed else (b.k, b.n)))

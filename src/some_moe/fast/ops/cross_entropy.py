@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from some_moe.fast.ops.columns import sum_rows
+from some_moe.fast.ops.column_sum import sum_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LARGEST_VOCABULARY = 8192  # a program holds a row in registers, and a sum for each of its columns

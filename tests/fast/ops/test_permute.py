@@ -22,7 +22,7 @@ def place_obviously(experts: Tensor, num_experts: int, size: int, num_tiles: int
 
 
 def assert_placed(experts: Tensor, num_experts: int, size: int) -> None:
-    from some_moe.fast.ops.placing import most_tiles, place_slots
+    from some_moe.fast.ops.permute import most_tiles, place_slots
 
     found = place_slots(experts, num_experts, size)
     row, tile_expert = place_obviously(experts, num_experts, size, most_tiles(experts.numel(), num_experts, size))

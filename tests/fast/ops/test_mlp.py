@@ -14,7 +14,7 @@ SHAPES = [(4096, 384, 768), (1500, 104, 256), (1027, 72, 80), (1024, 64, 16)]  #
 
 @pytest.fixture
 def network() -> Any:
-    return pytest.importorskip("some_moe.fast.ops.network")
+    return pytest.importorskip("some_moe.fast.ops.mlp")
 
 
 def make(d: int, f: int) -> tuple[nn.Linear, nn.Linear]:
