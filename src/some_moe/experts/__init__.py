@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from some_moe.config import ConfigError
 from some_moe.experts import cpu, gathered, grouped, reference
 from some_moe.experts.weights import ExpertWeights, LoraWeights
-from some_moe.fast.ops.linear import Linear, multiply
+from some_moe.fast.ops.linear import Linear, linear_detached
 
 __all__ = [
     "KERNELS",
@@ -30,9 +30,9 @@ __all__ = [
     "fits_graph",
     "gelu_network",
     "has_triton",
+    "linear_detached",
     "linear_gelu",
     "makes_bf16",
-    "multiply",
 ]
 
 
@@ -76,7 +76,7 @@ def linear_gelu(x: Tensor, layer: nn.Linear) -> Tensor:
         return activate(layer(x))
     from some_moe.fast.ops.gelu import gelu
 
-    y: Tensor = gelu(multiply(x, layer), layer.bias)
+    y: Tensor = gelu(linear_detached(x, layer), layer.bias)
     return y
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig
-from some_moe.experts import Linear, has_triton, multiply
-from some_moe.fast.ops.linear import BiasGradient, Copies
+from some_moe.experts import Linear, has_triton, linear_detached
+from some_moe.fast.ops.linear import AttachBias, Casts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.d_model, config.d_model)
         self.value = nn.Linear(config.d_model, config.d_model)
         self.out = Linear(config.d_model, config.d_model)
-        self.copies: Copies | None = None  # of the first three, one below the other
+        self.copies: Casts | None = None  # of the first three, one below the other
 
     @property
     def maps(self) -> tuple[nn.Linear, ...]:
@@ -164,7 +164,7 @@ class Attention(nn.Module):
                 from some_moe.fast.ops.rotary import rotate_qkv
 
                 return rotate_qkv(qkv, *geometry.rotation, self.num_heads, cut)
-            qkv = BiasGradient.apply(qkv, *cut) if cut else qkv  # type: ignore[no-untyped-call]
+            qkv = AttachBias.apply(qkv, *cut) if cut else qkv  # type: ignore[no-untyped-call]
             parts = qkv.chunk(3, dim=-1)
         else:
             parts = tuple(project(x) for project in self.maps)
@@ -183,4 +183,4 @@ class Attention(nn.Module):
             mask = mask.to(q.dtype)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=geometry.is_causal)
         y = y.transpose(1, 2).flatten(2)
-        return multiply(y, self.out) if cut_bias else self.out(y)
+        return linear_detached(y, self.out) if cut_bias else self.out(y)

@@ -65,13 +65,13 @@ class KeyRouter(nn.Module):
         wants_all = top_k == 1 or self.model.has_auxiliary_loss or self.state.keys.requires_grad
         fits = scored.dtype == torch.float32 and top_k <= 16
         if scored.is_cuda and not wants_all and fits and has_triton():
-            from some_moe.fast.ops.topk_keys import nearest
+            from some_moe.fast.ops.topk_keys import topk_keys
 
             address, keys = self.addresses(scored)
             if self.model.score == "dot" and self.state.query_mean is None:
                 address = query  # before it was widened to float32: the same numbers in half the bytes
             settled = temperature if self.temperature is None else None  # a learned one must get its gradient
-            experts, gates = nearest(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k, settled)
+            experts, gates = topk_keys(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k, settled)
             if settled is None:
                 gates = (gates / temperature).softmax(-1)
             shape = (*scored.shape[:2], top_k)

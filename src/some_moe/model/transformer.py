@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
-from some_moe.experts import Linear, has_triton, makes_bf16, multiply
+from some_moe.experts import Linear, has_triton, linear_detached, makes_bf16
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, plain_positions, sinusoidal_positions
 from some_moe.model.dropout import Dropout
 from some_moe.model.embedding import Embedding
@@ -63,9 +63,9 @@ def token_nats(logits: Tensor, targets: Tensor, bias: Tensor | None = None) -> T
 def norm_beside(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
     """x, to go on with, and its norm."""
     if can_fuse_norm(x):
-        from some_moe.fast.ops.layer_norm import NormBeside
+        from some_moe.fast.ops.layer_norm import ResidualNorm
 
-        beside: tuple[Tensor, Tensor] = NormBeside.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+        beside: tuple[Tensor, Tensor] = ResidualNorm.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
         return beside
     return x, norm(x)
 
@@ -293,7 +293,7 @@ class SomeLM(nn.Module):
         """
         if not makes_bf16(x):
             return token_nats(self.head(x), targets)
-        return token_nats(multiply(x, self.head), targets, self.head.bias)
+        return token_nats(linear_detached(x, self.head), targets, self.head.bias)
 
     def find_loss(
         self, x: Tensor, targets: Tensor, weights: Tensor | None, denominator: Tensor
@@ -309,7 +309,7 @@ class SomeLM(nn.Module):
 
             if cross_entropy.can_run(self.model.vocab_size):
                 flat = None if weights is None else weights.flatten()
-                logits = multiply(x, self.head).flatten(0, 1)
+                logits = linear_detached(x, self.head).flatten(0, 1)
                 found, nats = cross_entropy.find_loss(logits, targets.flatten(), flat, denominator, self.head.bias)
                 return found, nats.view(targets.shape)
         nats = self.score_targets(x, targets)

@@ -10,14 +10,14 @@ from some_moe.config import TrainConfig
 from some_moe.experts import has_triton
 
 if TYPE_CHECKING:
-    from some_moe.fast.ops.adamw import Moved, Tables
+    from some_moe.fast.ops.adamw import ParamState, PointerTables
 
 
 class Optimizer(torch.optim.AdamW):
     """torch's AdamW, which clips by itself. On a GPU all parameters are moved in one pass, by the same rule, unless a
     tensor is not aligned (d_model no multiple of 4)."""
 
-    tables: "Tables | None" = None  # from the first step on a GPU on
+    tables: "PointerTables | None" = None  # from the first step on a GPU on
 
     def clip_and_step(self, most: float | None) -> Tensor:
         """Clip all gradients to a norm of `most` (None: as they are) and take a step. Returns the norm () before."""
@@ -32,7 +32,7 @@ class Optimizer(torch.optim.AdamW):
     def finish_recording(self) -> None:
         """To be called when a step was recorded, before it is replayed."""
         if self.tables is not None:
-            self.tables.deliver()
+            self.tables.fill_captured()
 
     @torch.no_grad()
     def move_at_once(self, limit: float) -> Tensor | None:
@@ -41,21 +41,21 @@ class Optimizer(torch.optim.AdamW):
 
         moved = list(self.list_moved())
         first = self.param_groups[0]
-        if not adamw.can_move(moved) or not isinstance(first["lr"], Tensor):
+        if not adamw.can_run(moved) or not isinstance(first["lr"], Tensor):
             return None
-        if torch.cuda.is_current_stream_capturing() and (self.tables is None or not self.tables.rooms):
+        if torch.cuda.is_current_stream_capturing() and (self.tables is None or not self.tables.free):
             return None
         if self.tables is None:
-            self.tables = adamw.Tables(sum(len(group["params"]) for group in self.param_groups))
+            self.tables = adamw.PointerTables(sum(len(group["params"]) for group in self.param_groups))
         torch._foreach_add_([each.step for each in moved], 1)
         decay = max(group["weight_decay"] for group in self.param_groups)
-        return adamw.clip_and_move(
-            moved, self.tables, first["lr"], most=limit, betas=first["betas"], eps=first["eps"], decay=decay
+        return adamw.clip_and_step(
+            moved, self.tables, first["lr"], max_norm=limit, betas=first["betas"], eps=first["eps"], weight_decay=decay
         )
 
-    def list_moved(self) -> Iterator["Moved"]:
+    def list_moved(self) -> Iterator["ParamState"]:
         """Every parameter that has a gradient, with its state, which begins as torch has it."""
-        from some_moe.fast.ops.adamw import Moved
+        from some_moe.fast.ops.adamw import ParamState
 
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -65,7 +65,7 @@ class Optimizer(torch.optim.AdamW):
                 if not state:
                     state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
                     state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                yield Moved(
+                yield ParamState(
                     parameter,
                     parameter.grad,
                     state["exp_avg"],

@@ -37,10 +37,10 @@ def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 @pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_norm_beside_equals_float64(n: int, d: int) -> None:
-    from some_moe.fast.ops.layer_norm import NormBeside
+    from some_moe.fast.ops.layer_norm import ResidualNorm
 
     (x, _, weight, bias), grads = draw(n, d)
-    same, y = NormBeside.apply(x, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
+    same, y = ResidualNorm.apply(x, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
     assert torch.equal(same, x)
     found = [same.detach(), y.detach(), *torch.autograd.grad((same, y), (x, weight, bias), grads)]
     assert_close(found, expected([x, x, weight, bias], grads, with_addend=False))
@@ -108,10 +108,10 @@ def test_attentions_last_bias_learns_the_same_with_and_without_the_kernel(
 
 
 def test_compiled_code_computes_the_same_bits() -> None:
-    from some_moe.fast.ops.layer_norm import AddNorm, NormBeside
+    from some_moe.fast.ops.layer_norm import AddNorm, ResidualNorm
 
     def both(x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x, y = NormBeside.apply(x, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
+        x, y = ResidualNorm.apply(x, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
         total, z, again = AddNorm.apply(x, y + addend, weight, bias, 1e-5, None)  # type: ignore[no-untyped-call]
         out: Tensor = total * z + again.sin()
         return out

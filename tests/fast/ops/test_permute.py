@@ -22,10 +22,10 @@ def place_obviously(experts: Tensor, num_experts: int, size: int, num_tiles: int
 
 
 def assert_placed(experts: Tensor, num_experts: int, size: int) -> None:
-    from some_moe.fast.ops.permute import most_tiles, place_slots
+    from some_moe.fast.ops.permute import max_tiles, permute_slots
 
-    found = place_slots(experts, num_experts, size)
-    row, tile_expert = place_obviously(experts, num_experts, size, most_tiles(experts.numel(), num_experts, size))
+    found = permute_slots(experts, num_experts, size)
+    row, tile_expert = place_obviously(experts, num_experts, size, max_tiles(experts.numel(), num_experts, size))
     assert found.row.dtype == found.tile_expert.dtype == torch.int32
     assert torch.equal(found.row.long(), row)
     assert torch.equal(found.tile_expert.long(), tile_expert)

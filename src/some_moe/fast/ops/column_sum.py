@@ -1,6 +1,7 @@
-"""The gradient of a bias: the sum of a gradient's rows, added up in the same order every time.
+"""The second stage of dbias: column sums of partial sums, in a fixed order.
 
-The kernel that makes the gradient leaves one row of sums a program; these few rows are added up here.
+The kernel that makes a gradient leaves one row of partial column sums a program (dbias fused into the dx kernel); these
+few rows are reduced here, without atomics.
 """
 
 import triton
@@ -9,25 +10,25 @@ from torch import Tensor
 
 
 @triton.jit
-def sum_rows_kernel(table, sums, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """sums (width,) of table (num_rows, width)."""
+def column_sum_kernel(table, sums, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """sums (width,): the column sums of table (num_rows, width)."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for first in range(0, num_rows, ROWS):
         row = first + tl.arange(0, ROWS)
-        keep = (row < num_rows)[:, None] & (column < width)[None, :]
-        total += tl.load(table + row[:, None] * width + column[None, :], mask=keep, other=0.0)
+        mask = (row < num_rows)[:, None] & (column < width)[None, :]
+        total += tl.load(table + row[:, None] * width + column[None, :], mask=mask, other=0.0)
     tl.store(sums + column, tl.sum(total, 0), mask=column < width)
 
 
 def sum_rows(table: Tensor) -> Tensor:
-    """The sums (width,) over the rows of a float32 table (rows, width), contiguous."""
+    """The column sums (width,) of a float32 table (rows, width), contiguous."""
     num_rows, width = table.shape
     sums = table.new_empty(width)
     if width > 0:
-        # Narrow programs, for a short table: there are enough of them, and each has most of its rows in flight.
+        # Narrow programs, for a short table: there are enough of them, and each has most of its loads in flight.
         columns = 16
-        sum_rows_kernel[(triton.cdiv(width, columns),)](
+        column_sum_kernel[(triton.cdiv(width, columns),)](
             table, sums, num_rows, width, ROWS=256, COLUMNS=columns, num_warps=8
         )
     return sums

@@ -1,4 +1,4 @@
-"""Expert weights made on the GPU in one launch a stack: the bits of `model.expert_weights.fill_experts`."""
+"""Expert weights from a counter-based RNG, one launch a stack: the bits of `model.expert_weights.fill_experts`."""
 
 import torch
 import triton
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 @triton.jit
-def scramble(word):
-    """`hashing.mix_` on unsigned words, where a shift is logical by itself."""
+def lowbias32(word):
+    """`hashing.mix_`, the lowbias32 integer hash, on unsigned words, where a shift is logical by itself."""
     word ^= word >> 16
     word *= 0x7FEB352D
     word ^= word >> 15
@@ -19,7 +19,7 @@ def scramble(word):
 @triton.jit
 def hash_words(counter, first, second):
     """`hashing.hash_words` on unsigned words."""
-    return scramble(scramble(counter ^ first) + second)
+    return lowbias32(lowbias32(counter ^ first) + second)
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def hash_unit24(counter, first, second):
 
 
 @triton.jit
-def fill_kernel(out, keys, factor, size, num_zero, SPARSE: tl.constexpr, BLOCK: tl.constexpr):
+def fill_experts_kernel(out, keys, factor, size, num_zero, SPARSE: tl.constexpr, BLOCK: tl.constexpr):
     """Fill row `expert` of out (E, size) from its four key words, keys (E, 4): values, then where zeros are."""
     expert = tl.program_id(1)
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -50,4 +50,6 @@ def fill(out: Tensor, keys: Tensor, factor: Tensor, num_zero: int) -> None:
     block = 4096
     grid = (triton.cdiv(out.shape[1], block), out.shape[0])
     with torch.cuda.device(out.device):
-        fill_kernel[grid](out, keys, factor, out.shape[1], num_zero, SPARSE=num_zero > 0, BLOCK=block, num_warps=8)
+        fill_experts_kernel[grid](
+            out, keys, factor, out.shape[1], num_zero, SPARSE=num_zero > 0, BLOCK=block, num_warps=8
+        )

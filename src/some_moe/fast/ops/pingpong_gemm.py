@@ -1,11 +1,11 @@
-"""The products of the experts on Hopper: two groups of warps take turns, one multiplying, one finishing.
+"""Grouped GEMM on Hopper as persistent kernels with ping-pong warp specialization, in Gluon.
 
-A program has three parts. One warp brings blocks by the copy engine into a ring of stages. Two groups of four warps
-take the tiles by turns: while one multiplies, the other applies GELU or slopes to its sums and stores them. So the
-tensor cores wait for nobody's arithmetic. Slopes do not pass through shared memory: each thread stores its own side by
-side, and the same thread of the kernel that goes back loads them. GELU is that of `gelu_pairs`.
+One producer warp issues TMA loads into a ring of shared-memory stages, guarded by full and empty mbarriers. Two
+consumer warpgroups take alternate output tiles: while one runs its mainloop (wgmma), the other runs its epilogue, so
+that the tensor cores do not wait for GELU. gelu′ bypasses shared memory: each thread stores its own registers side by
+side, and the same thread of the backward kernel loads them. GELU is that of `gelu_f16x2`.
 
-Shapes as in `fused_kernels`: P rows in tiles of BM of one expert, D model width, F hidden width.
+Shapes as in `tma_gemm`: P rows in M-tiles of BM of one expert, D model width, F hidden width.
 """
 
 from typing import Any
@@ -25,91 +25,91 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from some_moe.fast.ops import gelu_f16x2, tma_gemm
 
-ROWS, COLUMNS, INNER = 128, 128, 64  # of a tile, of a block, and of a step: what leaves room for six stages
+BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 64  # what leaves shared memory for six stages
 STAGES, REGISTERS = 6, 232
-BRINGING_REGISTERS = gl.constexpr(40)  # what the bringing warp needs; the others share the rest
-halves = gluon.jit(tma_gemm.halves.fn)
-unpack_slope = gluon.jit(tma_gemm.unpack_slope.fn)
+PRODUCER_REGISTERS = gl.constexpr(40)  # what the producer warp needs; the consumers share the rest
+split_columns = gluon.jit(tma_gemm.split_columns.fn)
+dequantize_dgelu = gluon.jit(tma_gemm.dequantize_dgelu.fn)
 count_tiles = gluon.jit(tma_gemm.count_tiles.fn)
 find_expert = gluon.jit(tma_gemm.find_expert.fn)
-ASSEMBLY = gl.constexpr(gelu_f16x2.ASSEMBLY)
-OPERANDS = gl.constexpr(gelu_f16x2.OPERANDS)
-AT_ONCE = gl.constexpr(gelu_f16x2.AT_ONCE)
+PTX = gl.constexpr(gelu_f16x2.PTX)
+CONSTRAINTS = gl.constexpr(gelu_f16x2.CONSTRAINTS)
+PACK = gl.constexpr(gelu_f16x2.PACK)
 
 
 @gluon.jit
-def make_barriers(NUMBER: gl.constexpr):
-    """Barriers (NUMBER, 1) that one arrival completes."""
-    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUMBER):
+def make_barriers(COUNT: gl.constexpr):
+    """COUNT mbarriers (COUNT, 1) that one arrival completes."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
         mbarrier.init(barriers.index(i), count=1)
     return barriers
 
 
 @gluon.jit
-def bring(
-    a, b, a_room, b_room, full, empty, tile_expert, num_tiles, ROWS: gl.constexpr, INNER: gl.constexpr,
-    COLUMNS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+def producer(
+    a, b, a_smem, b_smem, full, empty, tile_expert, num_tiles, B_ROWS: gl.constexpr, K: gl.constexpr,
+    NUM_N: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
-    """Fill the stages, step after step of job after job: a (BM, BK) and the expert's block of b, whose matrix has ROWS.
+    """TMA loads of all K steps of all tiles of this program: a (BM, BK), and a block of the expert's b, of B_ROWS rows.
 
-    full and empty have a barrier a stage: its blocks have come; its blocks are used up.
+    full and empty have an mbarrier a stage: its loads have arrived; its consumer has read it.
     """
     step = gl.to_tensor(0)
-    for job in range(gl.program_id(0), count_tiles(num_tiles, tile_expert) * COLUMNS, gl.num_programs(0)):
-        expert = find_expert(tile_expert, job // COLUMNS)
-        first, column = job // COLUMNS * BM, job % COLUMNS * BN
-        for k in range(0, INNER, BK):
-            stage, lap = step % STAGES, step // STAGES
-            mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
+    for tile_id in range(gl.program_id(0), count_tiles(num_tiles, tile_expert) * NUM_N, gl.num_programs(0)):
+        expert = find_expert(tile_expert, tile_id // NUM_N)
+        off_m, off_n = tile_id // NUM_N * BM, tile_id % NUM_N * BN
+        for k in range(0, K, BK):
+            stage, phase = step % STAGES, step // STAGES
+            mbarrier.wait(empty.index(stage), (phase & 1) ^ 1)
             mbarrier.expect(full.index(stage), (BM + BN) * BK * 2)
-            tma.async_copy_global_to_shared(a, [first, k], full.index(stage), a_room.index(stage))
+            tma.async_copy_global_to_shared(a, [off_m, k], full.index(stage), a_smem.index(stage))
             if TRANSPOSED:
-                at = [expert * ROWS + column, k]
+                at = [expert * B_ROWS + off_n, k]
             else:
-                at = [expert * ROWS + k, column]
-            tma.async_copy_global_to_shared(b, at, full.index(stage), b_room.index(stage))
+                at = [expert * B_ROWS + k, off_n]
+            tma.async_copy_global_to_shared(b, at, full.index(stage), b_smem.index(stage))
             step += 1
 
 
 @gluon.jit
-def multiply(
-    turn, a_room, b_room, full, empty, order, WHO: gl.constexpr, STEPS: gl.constexpr, BM: gl.constexpr,
+def mma_mainloop(
+    tile, a_smem, b_smem, full, empty, order, WG: gl.constexpr, STEPS: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, STAGES: gl.constexpr, TRANSPOSED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The sums (BM, BN) of job number `turn` of this program, from its steps' stages.
+    """The accumulator (BM, BN) of this program's tile number `tile`.
 
-    order has a barrier for each group: the other one has begun its last step. Without waiting for it, a group could
-    take a stage's lap before last for the one that it waits for: a barrier only tells odd laps from even ones.
+    order has an mbarrier for each consumer warpgroup: the other one has issued its last wgmma. Without it a consumer
+    could take a stage's phase before last for the one that it waits for: an mbarrier wait knows only the parity.
     """
     acc = gl.zeros((BM, BN), gl.float32, LAYOUT)
-    mbarrier.wait(order.index(WHO), ((turn // 2) & 1) ^ (1 - WHO))
+    mbarrier.wait(order.index(WG), ((tile // 2) & 1) ^ (1 - WG))
     for s in range(STEPS):
-        step = turn * STEPS + s
-        stage, lap = step % STAGES, step // STAGES
-        mbarrier.wait(full.index(stage), lap & 1)
-        right = b_room.index(stage)
+        step = tile * STEPS + s
+        stage, phase = step % STAGES, step // STAGES
+        mbarrier.wait(full.index(stage), phase & 1)
+        right = b_smem.index(stage)
         if TRANSPOSED:
             right = right.permute((1, 0))
-        acc = warpgroup_mma(a_room.index(stage), right, acc, is_async=True)
-        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))  # the step before is done with its stage
+        acc = warpgroup_mma(a_smem.index(stage), right, acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))  # the previous step has read its stage
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=s > 0)
-    mbarrier.arrive(order.index(1 - WHO), count=1)
+    mbarrier.arrive(order.index(1 - WG), count=1)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-    mbarrier.arrive(empty.index((turn * STEPS + STEPS - 1) % STAGES), count=1)
+    mbarrier.arrive(empty.index((tile * STEPS + STEPS - 1) % STAGES), count=1)
     return acc
 
 
 @gluon.jit
-def slopes_of(slope, job, SIZE: gl.constexpr):
-    """Where the slopes of a job's tile begin."""
-    return slope + job.to(gl.int64) * SIZE
+def dgelu_pointer(dgelu, tile_id, TILE: gl.constexpr):
+    """The pointer to the gelu′ of an output tile."""
+    return dgelu + tile_id.to(gl.int64) * TILE
 
 
 @gluon.jit
-def line_up(tile, BM: gl.constexpr, BN: gl.constexpr):
-    """A tile's numbers in a line as the threads have them: 16 of one thread, 16 of its neighbour, and so on.
+def to_register_order(tile, BM: gl.constexpr, BN: gl.constexpr):
+    """A tile, flattened in the order of the wgmma accumulator layout: 16 elements of one lane, then of the next.
 
     A warp has rows 16·warp + 8·i + lane // 4 (and 64 more) and columns 8·j + lane % 4 · 2 (and the next).
     """
@@ -118,218 +118,221 @@ def line_up(tile, BM: gl.constexpr, BN: gl.constexpr):
 
 
 @gluon.jit
-def line_back(line, BM: gl.constexpr, BN: gl.constexpr):
-    """The tile (BM, BN) that `line_up` made a line of."""
-    bits = gl.reshape(line, (4, BM // 64, BN // 32, 8, 4, 2, 2, 2, 2))
+def from_register_order(flat, BM: gl.constexpr, BN: gl.constexpr):
+    """The inverse of `to_register_order`: the tile (BM, BN)."""
+    bits = gl.reshape(flat, (4, BM // 64, BN // 32, 8, 4, 2, 2, 2, 2))
     return gl.reshape(gl.permute(bits, (1, 0, 7, 3, 2, 5, 6, 4, 8)), (BM, BN))
 
 
 @gluon.jit
-def activate(sums, bias, hidden, hidden_room, slope, first, column, BM: gl.constexpr, BN: gl.constexpr):
-    """Store gelu(sums + bias) and gelu′ of it of half a tile."""
-    high, steep = gl.inline_asm_elementwise(
-        ASSEMBLY, OPERANDS, [sums, bias], (gl.bfloat16, gl.uint8), is_pure=True, pack=AT_ONCE
+def gelu_epilogue(acc, bias, hidden, hidden_smem, dgelu, off_m, off_n, BM: gl.constexpr, BN: gl.constexpr):
+    """Store gelu(acc + bias) and its gelu′, for half a tile."""
+    hidden_tile, dgelu_tile = gl.inline_asm_elementwise(
+        PTX, CONSTRAINTS, [acc, bias], (gl.bfloat16, gl.uint8), is_pure=True, pack=PACK
     )
-    tma.store_wait(0)  # the half before has left its room
-    hidden_room.store(high)
-    line = line_up(steep, BM, BN)
-    gl.store(slope + gl.arange(0, BM * BN, layout=line.type.layout), line)
+    tma.store_wait(0)  # the previous half has left shared memory
+    hidden_smem.store(hidden_tile)
+    flat = to_register_order(dgelu_tile, BM, BN)
+    gl.store(dgelu + gl.arange(0, BM * BN, layout=flat.type.layout), flat)
     fence_async_shared()
-    tma.async_copy_shared_to_global(hidden, [first, column], hidden_room)
+    tma.async_copy_shared_to_global(hidden, [off_m, off_n], hidden_smem)
 
 
 @gluon.jit
-def up_group(
-    a_room, b_room, full, empty, order, hidden, slope, hidden_room, up_bias, tile_expert, num_tiles,
-    WHO: gl.constexpr, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+def up_gelu_consumer(
+    a_smem, b_smem, full, empty, order, hidden, dgelu, hidden_smem, up_bias, tile_expert, num_tiles,
+    WG: gl.constexpr, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Every other job of this program, from number WHO on."""
+    """Every other tile of this program, from number WG on."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    COLUMNS: gl.constexpr = F // BN
+    NUM_N: gl.constexpr = F // BN
     STEPS: gl.constexpr = (D + BK - 1) // BK
-    hidden_room = hidden_room.index(WHO)
-    turn = gl.to_tensor(WHO)
+    hidden_smem = hidden_smem.index(WG)
+    tile = gl.to_tensor(WG)
     programs = gl.num_programs(0)
-    for job in range(gl.program_id(0) + WHO * programs, count_tiles(num_tiles, tile_expert) * COLUMNS, 2 * programs):
-        expert = find_expert(tile_expert, job // COLUMNS)
-        first, column = job // COLUMNS * BM, job % COLUMNS * BN
-        columns = column + gl.arange(0, BN, layout=gl.SliceLayout(0, LAYOUT))
-        bias = gl.load(up_bias + expert * F + columns)
-        acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, True, LAYOUT)
-        left, right = halves(acc, BM, BN)
-        bias_left, bias_right = halves(gl.zeros((BM, BN), gl.float16, LAYOUT) + bias.to(gl.float16)[None, :], BM, BN)
-        here = slopes_of(slope, job, BM * BN)
-        activate(left, bias_left, hidden, hidden_room, here, first, column, BM, BN // 2)
-        activate(right, bias_right, hidden, hidden_room, here + BM * BN // 2, first, column + BN // 2, BM, BN // 2)
-        turn += 2
+    for tile_id in range(gl.program_id(0) + WG * programs, count_tiles(num_tiles, tile_expert) * NUM_N, 2 * programs):
+        expert = find_expert(tile_expert, tile_id // NUM_N)
+        off_m, off_n = tile_id // NUM_N * BM, tile_id % NUM_N * BN
+        offs_n = off_n + gl.arange(0, BN, layout=gl.SliceLayout(0, LAYOUT))
+        bias = gl.load(up_bias + expert * F + offs_n)
+        acc = mma_mainloop(tile, a_smem, b_smem, full, empty, order, WG, STEPS, BM, BN, STAGES, True, LAYOUT)
+        left, right = split_columns(acc, BM, BN)
+        bias = gl.zeros((BM, BN), gl.float16, LAYOUT) + bias.to(gl.float16)[None, :]
+        bias_left, bias_right = split_columns(bias, BM, BN)
+        dgelu_ptr = dgelu_pointer(dgelu, tile_id, BM * BN)
+        gelu_epilogue(left, bias_left, hidden, hidden_smem, dgelu_ptr, off_m, off_n, BM, BN // 2)
+        dgelu_ptr += BM * BN // 2
+        gelu_epilogue(right, bias_right, hidden, hidden_smem, dgelu_ptr, off_m, off_n + BN // 2, BM, BN // 2)
+        tile += 2
     tma.store_wait(0)
 
 
 @gluon.jit
-def up_kernel(
-    spread, up, up_bias, hidden, slope, tile_expert, num_tiles, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr,
+def up_gelu_kernel(
+    x_rows, up, up_bias, hidden, dgelu, tile_expert, num_tiles, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """hidden = gelu(pre) and slope = gelu′(pre), both (P, F), of pre = spread @ upᵀ + bias."""
-    a_room = gl.allocate_shared_memory(spread.dtype, [STAGES, BM, BK], spread.layout)
-    b_room = gl.allocate_shared_memory(up.dtype, [STAGES, BN, BK], up.layout)
-    hidden_room = gl.allocate_shared_memory(hidden.dtype, [2, BM, BN // 2], hidden.layout)
+    """hidden = gelu(pre) and dgelu = gelu′(pre), both (P, F), of pre = x_rows @ upᵀ + bias."""
+    a_smem = gl.allocate_shared_memory(x_rows.dtype, [STAGES, BM, BK], x_rows.layout)
+    b_smem = gl.allocate_shared_memory(up.dtype, [STAGES, BN, BK], up.layout)
+    hidden_smem = gl.allocate_shared_memory(hidden.dtype, [2, BM, BN // 2], hidden.layout)
     full, empty, order = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2)
     fence_async_shared()
     gl.warp_specialize([
-        (up_group, (a_room, b_room, full, empty, order, hidden, slope, hidden_room, up_bias, tile_expert,
-                    num_tiles, 0, D, F, BM, BN, BK, STAGES)),
-        (up_group, (a_room, b_room, full, empty, order, hidden, slope, hidden_room, up_bias, tile_expert,
-                    num_tiles, 1, D, F, BM, BN, BK, STAGES)),
-        (bring, (spread, up, a_room, b_room, full, empty, tile_expert, num_tiles, F, D, F // BN, BM, BN, BK, STAGES,
-                 True)),
-    ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
+        (up_gelu_consumer, (a_smem, b_smem, full, empty, order, hidden, dgelu, hidden_smem, up_bias, tile_expert,
+                            num_tiles, 0, D, F, BM, BN, BK, STAGES)),
+        (up_gelu_consumer, (a_smem, b_smem, full, empty, order, hidden, dgelu, hidden_smem, up_bias, tile_expert,
+                            num_tiles, 1, D, F, BM, BN, BK, STAGES)),
+        (producer, (x_rows, up, a_smem, b_smem, full, empty, tile_expert, num_tiles, F, D, F // BN, BM, BN, BK, STAGES,
+                    True)),
+    ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
 @gluon.jit
-def put(part, target, room, first, column):
-    """Store half a tile."""
-    part = part.to(target.dtype)
+def store_tile(acc, out, out_smem, off_m, off_n):
+    """Cast and store half a tile by TMA."""
+    acc = acc.to(out.dtype)
     tma.store_wait(0)
-    room.store(part)
+    out_smem.store(acc)
     fence_async_shared()
-    tma.async_copy_shared_to_global(target, [first, column], room)
+    tma.async_copy_shared_to_global(out, [off_m, off_n], out_smem)
 
 
 @gluon.jit
-def fetch(slope, LAYOUT: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
-    """Half a tile of slopes, by the threads that `activate` stored them from."""
-    half, _ = halves(gl.zeros((BM, BN), gl.uint8, LAYOUT), BM, BN)
-    line = line_up(half, BM, BN // 2)
-    found = gl.load(slope + gl.arange(0, BM * BN // 2, layout=line.type.layout))
-    return gl.convert_layout(line_back(found, BM, BN // 2), half.type.layout, assert_trivial=True)
+def load_dgelu(dgelu, LAYOUT: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
+    """Half a tile of gelu′, in the registers that `gelu_epilogue` stored them from."""
+    half, _ = split_columns(gl.zeros((BM, BN), gl.uint8, LAYOUT), BM, BN)
+    flat = to_register_order(half, BM, BN // 2)
+    loaded = gl.load(dgelu + gl.arange(0, BM * BN // 2, layout=flat.type.layout))
+    return gl.convert_layout(from_register_order(loaded, BM, BN // 2), half.type.layout, assert_trivial=True)
 
 
 @gluon.jit
-def scale(back, steep, grad_pre, grad_room, sums, first, column, F: gl.constexpr, BM: gl.constexpr):
-    """Store back · slope of half a tile; and where asked for, the sums of its columns, before they are rounded."""
-    grad = back * unpack_slope(steep)
-    if sums is not None:
+def dgelu_epilogue(acc, dgelu_tile, grad_pre, grad_smem, dbias, off_m, off_n, F: gl.constexpr, BM: gl.constexpr):
+    """Store acc · gelu′ of half a tile; and if dbias is not None, its column sums before rounding."""
+    grad = acc * dequantize_dgelu(dgelu_tile)
+    if dbias is not None:
         total = gl.sum(grad, 0)
-        places = column + gl.arange(0, total.shape[0], layout=total.type.layout)
-        gl.store(sums + first // BM * F + places, total)
-    put(grad, grad_pre, grad_room, first, column)
+        offs_n = off_n + gl.arange(0, total.shape[0], layout=total.type.layout)
+        gl.store(dbias + off_m // BM * F + offs_n, total)
+    store_tile(grad, grad_pre, grad_smem, off_m, off_n)
 
 
 @gluon.jit
-def down_backward_group(
-    a_room, b_room, full, empty, order, slope, grad_pre, grad_room, sums, tile_expert, num_tiles, WHO: gl.constexpr,
+def down_dgelu_consumer(
+    a_smem, b_smem, full, empty, order, dgelu, grad_pre, grad_smem, dbias, tile_expert, num_tiles, WG: gl.constexpr,
     D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Every other job of this program, from number WHO on. Its slopes are fetched while it multiplies."""
+    """Every other tile of this program, from number WG on. gelu′ is prefetched during the mainloop."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    COLUMNS: gl.constexpr = F // BN
+    NUM_N: gl.constexpr = F // BN
     STEPS: gl.constexpr = (D + BK - 1) // BK
-    grad_room = grad_room.index(WHO)
-    turn = gl.to_tensor(WHO)
+    grad_smem = grad_smem.index(WG)
+    tile = gl.to_tensor(WG)
     programs = gl.num_programs(0)
-    for job in range(gl.program_id(0) + WHO * programs, count_tiles(num_tiles, tile_expert) * COLUMNS, 2 * programs):
-        first, column = job // COLUMNS * BM, job % COLUMNS * BN
-        here = slopes_of(slope, job, BM * BN)
-        steep_left, steep_right = fetch(here, LAYOUT, BM, BN), fetch(here + BM * BN // 2, LAYOUT, BM, BN)
-        acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, False, LAYOUT)
-        left, right = halves(acc, BM, BN)
-        scale(left, steep_left, grad_pre, grad_room, sums, first, column, F, BM)
-        scale(right, steep_right, grad_pre, grad_room, sums, first, column + BN // 2, F, BM)
-        turn += 2
+    for tile_id in range(gl.program_id(0) + WG * programs, count_tiles(num_tiles, tile_expert) * NUM_N, 2 * programs):
+        off_m, off_n = tile_id // NUM_N * BM, tile_id % NUM_N * BN
+        dgelu_ptr = dgelu_pointer(dgelu, tile_id, BM * BN)
+        dgelu_left = load_dgelu(dgelu_ptr, LAYOUT, BM, BN)
+        dgelu_right = load_dgelu(dgelu_ptr + BM * BN // 2, LAYOUT, BM, BN)
+        acc = mma_mainloop(tile, a_smem, b_smem, full, empty, order, WG, STEPS, BM, BN, STAGES, False, LAYOUT)
+        left, right = split_columns(acc, BM, BN)
+        dgelu_epilogue(left, dgelu_left, grad_pre, grad_smem, dbias, off_m, off_n, F, BM)
+        dgelu_epilogue(right, dgelu_right, grad_pre, grad_smem, dbias, off_m, off_n + BN // 2, F, BM)
+        tile += 2
     tma.store_wait(0)
 
 
 @gluon.jit
-def down_backward_kernel(
-    grad_rows, down, slope, grad_pre, sums, tile_expert, num_tiles, D: gl.constexpr, F: gl.constexpr, BM: gl.constexpr,
-    BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+def down_dgelu_kernel(
+    grad_y_rows, down, dgelu, grad_pre, dbias, tile_expert, num_tiles, D: gl.constexpr, F: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """grad_pre (P, F) = (grad_rows @ down) · slope, slopes in bytes. sums (tiles, F), if not None: of the
-    columns of each tile of grad_pre."""
-    a_room = gl.allocate_shared_memory(grad_rows.dtype, [STAGES, BM, BK], grad_rows.layout)
-    b_room = gl.allocate_shared_memory(down.dtype, [STAGES, BK, BN], down.layout)
-    grad_room = gl.allocate_shared_memory(grad_pre.dtype, [2, BM, BN // 2], grad_pre.layout)
+    """grad_pre (P, F) = (grad_y_rows @ down) · gelu′, gelu′ in uint8. dbias (tiles, F), if not None: the column sums of
+    each M-tile of grad_pre."""
+    a_smem = gl.allocate_shared_memory(grad_y_rows.dtype, [STAGES, BM, BK], grad_y_rows.layout)
+    b_smem = gl.allocate_shared_memory(down.dtype, [STAGES, BK, BN], down.layout)
+    grad_smem = gl.allocate_shared_memory(grad_pre.dtype, [2, BM, BN // 2], grad_pre.layout)
     full, empty, order = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2)
     fence_async_shared()
     gl.warp_specialize([
-        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, grad_room, sums,
+        (down_dgelu_consumer, (a_smem, b_smem, full, empty, order, dgelu, grad_pre, grad_smem, dbias,
                                tile_expert, num_tiles, 0, D, F, BM, BN, BK, STAGES)),
-        (down_backward_group, (a_room, b_room, full, empty, order, slope, grad_pre, grad_room, sums,
+        (down_dgelu_consumer, (a_smem, b_smem, full, empty, order, dgelu, grad_pre, grad_smem, dbias,
                                tile_expert, num_tiles, 1, D, F, BM, BN, BK, STAGES)),
-        (bring, (grad_rows, down, a_room, b_room, full, empty, tile_expert, num_tiles, D, D, F // BN, BM, BN, BK,
-                 STAGES, False)),
-    ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
+        (producer, (grad_y_rows, down, a_smem, b_smem, full, empty, tile_expert, num_tiles, D, D, F // BN, BM, BN, BK,
+                    STAGES, False)),
+    ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
 @gluon.jit
-def plain_group(
-    a_room, b_room, full, empty, order, target, room, bias, tile_expert, num_tiles, WHO: gl.constexpr,
-    INNER: gl.constexpr, WIDTH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+def gemm_consumer(
+    a_smem, b_smem, full, empty, order, out, out_smem, bias, tile_expert, num_tiles, WG: gl.constexpr,
+    K: gl.constexpr, N: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr, TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
-    """Every other job of this program, from number WHO on."""
+    """Every other tile of this program, from number WG on."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    COLUMNS: gl.constexpr = WIDTH // BN
-    STEPS: gl.constexpr = (INNER + BK - 1) // BK
-    room = room.index(WHO)
-    turn = gl.to_tensor(WHO)
+    NUM_N: gl.constexpr = N // BN
+    STEPS: gl.constexpr = (K + BK - 1) // BK
+    out_smem = out_smem.index(WG)
+    tile = gl.to_tensor(WG)
     programs = gl.num_programs(0)
-    for job in range(gl.program_id(0) + WHO * programs, count_tiles(num_tiles, tile_expert) * COLUMNS, 2 * programs):
-        first, column = job // COLUMNS * BM, job % COLUMNS * BN
+    for tile_id in range(gl.program_id(0) + WG * programs, count_tiles(num_tiles, tile_expert) * NUM_N, 2 * programs):
+        off_m, off_n = tile_id // NUM_N * BM, tile_id % NUM_N * BN
         if bias is not None:
-            columns = column + gl.arange(0, BN, layout=gl.SliceLayout(0, LAYOUT))
-            own = gl.load(bias + find_expert(tile_expert, job // COLUMNS) * WIDTH + columns)
-        acc = multiply(turn, a_room, b_room, full, empty, order, WHO, STEPS, BM, BN, STAGES, TRANSPOSED, LAYOUT)
+            offs_n = off_n + gl.arange(0, BN, layout=gl.SliceLayout(0, LAYOUT))
+            tile_bias = gl.load(bias + find_expert(tile_expert, tile_id // NUM_N) * N + offs_n)
+        acc = mma_mainloop(tile, a_smem, b_smem, full, empty, order, WG, STEPS, BM, BN, STAGES, TRANSPOSED, LAYOUT)
         if bias is not None:
-            acc += own.to(gl.float32)[None, :]
-        left, right = halves(acc, BM, BN)
-        put(left, target, room, first, column)
-        put(right, target, room, first, column + BN // 2)
-        turn += 2
+            acc += tile_bias.to(gl.float32)[None, :]
+        left, right = split_columns(acc, BM, BN)
+        store_tile(left, out, out_smem, off_m, off_n)
+        store_tile(right, out, out_smem, off_m, off_n + BN // 2)
+        tile += 2
     tma.store_wait(0)
 
 
 @gluon.jit
-def plain_kernel(
-    rows, weights, bias, target, tile_expert, num_tiles, INNER: gl.constexpr, WIDTH: gl.constexpr, HEIGHT: gl.constexpr,
+def grouped_gemm_kernel(
+    a, b, bias, out, tile_expert, num_tiles, K: gl.constexpr, N: gl.constexpr, B_ROWS: gl.constexpr,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
-    """target (P, WIDTH) = rows (P, INNER) @ the expert's matrix, of HEIGHT rows, + bias. TRANSPOSED: its rows are the
-    columns of the result."""
-    a_room = gl.allocate_shared_memory(rows.dtype, [STAGES, BM, BK], rows.layout)
+    """out (P, N) = a (P, K) @ b + bias, b and bias of the tile's expert: B_ROWS rows of the stack. TRANSPOSED: b is
+    stored as (N, K)."""
+    a_smem = gl.allocate_shared_memory(a.dtype, [STAGES, BM, BK], a.layout)
     if TRANSPOSED:
-        b_room = gl.allocate_shared_memory(weights.dtype, [STAGES, BN, BK], weights.layout)
+        b_smem = gl.allocate_shared_memory(b.dtype, [STAGES, BN, BK], b.layout)
     else:
-        b_room = gl.allocate_shared_memory(weights.dtype, [STAGES, BK, BN], weights.layout)
-    room = gl.allocate_shared_memory(target.dtype, [2, BM, BN // 2], target.layout)
+        b_smem = gl.allocate_shared_memory(b.dtype, [STAGES, BK, BN], b.layout)
+    out_smem = gl.allocate_shared_memory(out.dtype, [2, BM, BN // 2], out.layout)
     full, empty, order = make_barriers(STAGES), make_barriers(STAGES), make_barriers(2)
     fence_async_shared()
     gl.warp_specialize([
-        (plain_group, (a_room, b_room, full, empty, order, target, room, bias, tile_expert, num_tiles, 0, INNER, WIDTH,
-                       BM, BN, BK, STAGES, TRANSPOSED)),
-        (plain_group, (a_room, b_room, full, empty, order, target, room, bias, tile_expert, num_tiles, 1, INNER, WIDTH,
-                       BM, BN, BK, STAGES, TRANSPOSED)),
-        (bring, (rows, weights, a_room, b_room, full, empty, tile_expert, num_tiles, HEIGHT, INNER, WIDTH // BN, BM, BN,
-                 BK, STAGES, TRANSPOSED)),
-    ], [4, 1], [REGISTERS, BRINGING_REGISTERS])  # fmt: skip
+        (gemm_consumer, (a_smem, b_smem, full, empty, order, out, out_smem, bias, tile_expert, num_tiles, 0, K, N,
+                         BM, BN, BK, STAGES, TRANSPOSED)),
+        (gemm_consumer, (a_smem, b_smem, full, empty, order, out, out_smem, bias, tile_expert, num_tiles, 1, K, N,
+                         BM, BN, BK, STAGES, TRANSPOSED)),
+        (producer, (a, b, a_smem, b_smem, full, empty, tile_expert, num_tiles, B_ROWS, K, N // BN, BM, BN, BK,
+                    STAGES, TRANSPOSED)),
+    ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
-def can_take_turns(x: Tensor, rows: int, width: int) -> bool:
-    """Whether these kernels fit: bf16 on Hopper, in tiles of so many rows, for a result of whole blocks."""
-    fits = rows == ROWS and width % COLUMNS == 0
+def can_pingpong(x: Tensor, block_m: int, width: int) -> bool:
+    """Whether these kernels fit: bf16 on Hopper, M-tiles of this size, and an output of whole N-blocks."""
+    fits = block_m == BLOCK_M and width % BLOCK_N == 0
     return fits and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] == 9
 
 
-def describe(matrix: Tensor, rows: int, columns: int) -> Any:
-    """A matrix, for the copy engine to fetch blocks from or to bring them to."""
+def make_descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
+    """The TMA descriptor of a matrix, for blocks (rows, columns)."""
     layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **sizes: Any) -> None:
-    """Launch one of the kernels: one program a multiprocessor."""
-    sizes |= {"BM": ROWS, "BN": COLUMNS, "BK": INNER, "STAGES": STAGES, "REGISTERS": REGISTERS}
+    """Launch one of the kernels: one persistent program an SM."""
+    sizes |= {"BM": BLOCK_M, "BN": BLOCK_N, "BK": BLOCK_K, "STAGES": STAGES, "REGISTERS": REGISTERS}
     kernel[(programs,)](*arguments, **sizes, num_warps=4)
