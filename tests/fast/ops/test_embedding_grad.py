@@ -26,7 +26,7 @@ def draw_tokens(kind: str, n: int, num_ids: int) -> Tensor:
 
 
 def assert_summed(grad: Tensor, tokens: Tensor, num_ids: int) -> None:
-    """Each number to an error that is small beside the sum of what was added up, without signs."""
+    """Each element to an error that is small beside the sum of what was added up, without signs."""
     from some_moe.fast.ops.embedding_grad import embedding_gradient
 
     found = embedding_gradient(grad, tokens, num_ids)
@@ -102,8 +102,8 @@ def test_the_same_bits_every_time_and_in_a_graph(kind: str) -> None:
     assert torch.equal(once, again)
     given, graph = other.clone(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        recorded = embedding_gradient(grad, given, 8192)
+        captured = embedding_gradient(grad, given, 8192)
     for now in (tokens, other, tokens):
         given.copy_(now)
         graph.replay()
-        assert torch.equal(recorded, embedding_gradient(grad, now, 8192))
+        assert torch.equal(captured, embedding_gradient(grad, now, 8192))

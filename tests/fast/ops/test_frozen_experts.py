@@ -56,7 +56,7 @@ def choose(n: int, num_experts: int, top_k: int) -> Tensor:
     [
         (333, 48, 88, 5, 5), (1000, 384, 1024, 64, 4), (257, 512, 1536, 256, 8), (300, 72, 136, 9, 3),
         (1, 64, 64, 4, 2),
-        (2000, 96, 256, 4, 2), (1000, 512, 1024, 16, 4), (5000, 40, 128, 3, 1),  # large tiles, which take turns
+        (2000, 96, 256, 4, 2), (1000, 512, 1024, 16, 4), (5000, 40, 128, 3, 1),  # large tiles: ping-pong
     ],
 )  # fmt: skip
 def test_bf16_equals_float64(kernel: str, n: int, d: int, f: int, num_experts: int, top_k: int) -> None:
@@ -96,7 +96,7 @@ def test_all_tokens_on_one_expert_and_others_empty(kernel: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "d", "f", "num_experts", "top_k"), [(4000, 384, 1024, 8, 4), (3000, 104, 384, 16, 2)])
-def test_taking_turns_equals_float64_and_the_plain_kernels(
+def test_pingpong_equals_float64_and_the_tma_kernels(
     n: int, d: int, f: int, num_experts: int, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from some_moe.fast.ops import grouped_gemm, pingpong_gemm
@@ -143,7 +143,7 @@ def test_compiled_code_computes_the_same_bits() -> None:
         assert torch.equal(left, right)
 
 
-def test_what_is_known_of_weights_is_forgotten_with_them() -> None:
+def test_cached_descriptors_are_dropped_with_their_weights() -> None:
     from some_moe.fast.ops import frozen_experts, grouped_gemm
 
     gc.collect()

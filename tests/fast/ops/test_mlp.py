@@ -1,4 +1,4 @@
-"""A network with GELU inside its products equals float64, compiled or not, whatever the number of rows."""
+"""An MLP with GELU fused into its GEMMs equals float64, compiled or not, whatever the number of rows."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_compiled_code_computes_the_same_bits() -> None:
 
 
 @pytest.mark.gpu
-def test_sums_beyond_the_largest_half_pass_or_vanish(mlp: Any) -> None:
+def test_accumulators_beyond_the_largest_f16_saturate(mlp: Any) -> None:
     x = torch.zeros(1024, 64, device="cuda").bfloat16()
     x[:, 0] = torch.tensor([0.0, 20.0, 300.0, 2e4, 1e5, -20.0, -300.0, -2e4, -1e5, 1.0] * 102 + [0.0] * 4)
     up = torch.zeros(128, 64, device="cuda").bfloat16()
@@ -68,14 +68,14 @@ def test_sums_beyond_the_largest_half_pass_or_vanish(mlp: Any) -> None:
     hidden, dgelu = mlp.gemm_gelu(x, up, up.new_zeros(128))
     exact = F.gelu(x[:10, 0].double()).clamp(max=65504)
     torch.testing.assert_close(hidden[:10, 5].double(), exact, rtol=2.0**-8, atol=2e-3)
-    grad, sums = mlp.gemm_dgelu(x.new_ones(1024, 64), up.new_ones(64, 128) / 64, dgelu)
-    assert torch.allclose(sums, grad.float().sum(0), rtol=4e-3)
-    steep = [0.5, 1, 1, 1, 1, 0, 0, 0, 0, 1.0833]
-    torch.testing.assert_close(grad[:10, 5].double().cpu(), torch.tensor(steep).double(), rtol=0, atol=0.006)
+    grad, dbias = mlp.gemm_dgelu(x.new_ones(1024, 64), up.new_ones(64, 128) / 64, dgelu)
+    assert torch.allclose(dbias, grad.float().sum(0), rtol=4e-3)
+    expected_dgelu = [0.5, 1, 1, 1, 1, 0, 0, 0, 0, 1.0833]
+    torch.testing.assert_close(grad[:10, 5].double().cpu(), torch.tensor(expected_dgelu).double(), rtol=0, atol=0.006)
 
 
 @pytest.mark.gpu
-def test_what_is_no_number_stays_none(mlp: Any) -> None:
+def test_nan_stays_nan(mlp: Any) -> None:
     torch.manual_seed(0)
     x, up = torch.randn(1024, 64, device="cuda").bfloat16(), torch.randn(128, 64, device="cuda").bfloat16()
     x[3, 5] = float("nan")

@@ -7,7 +7,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("num_experts", [50, 150])
-def test_queries_that_are_no_numbers_still_choose_experts_that_exist(num_experts: int) -> None:
+def test_nan_queries_still_choose_experts_that_exist(num_experts: int) -> None:
     from some_moe.fast.ops.topk_keys import topk_keys
 
     query = torch.full((70, 64), float("nan"), device="cuda")
@@ -18,7 +18,7 @@ def test_queries_that_are_no_numbers_still_choose_experts_that_exist(num_experts
         assert experts.max() < num_experts
 
 
-def test_nearest_chooses_as_float64_does() -> None:
+def test_topk_keys_chooses_as_float64_does() -> None:
     from some_moe.fast.ops.topk_keys import topk_keys
 
     torch.manual_seed(2)

@@ -50,7 +50,7 @@ def cross_entropy_kernel(
             x = tl.load(logits + start + column).to(tl.float32)
         else:
             x = tl.load(logits + start + column, mask=column < V, other=-float("inf")).to(tl.float32)
-        # A target beyond the vocabulary gives NaN, never a number from another row.
+        # A target beyond the vocabulary gives NaN, never a logit of another row.
         target = tl.load(targets + row).to(tl.int32)
         target_logit = tl.load(logits + start + target, mask=(target >= 0) & (target < V), other=float("nan"))
         weight = inv_denominator

@@ -40,8 +40,8 @@ def embedding_rank_kernel(
     slot = block * BLOCK + tl.arange(0, BLOCK)
     exists = slot < num_tokens
     mine = tl.load(tokens + slot, mask=exists, other=0).to(tl.int32) % BUCKETS
-    place = mine - first
-    histogram = tl.histogram(place, BINS, mask=exists & (place >= 0) & (place < BINS))
+    own_bin = mine - first
+    histogram = tl.histogram(own_bin, BINS, mask=exists & (own_bin >= 0) & (own_bin < BINS))
     tl.store(counts + block * PADDED + first + tl.arange(0, BINS), histogram)
     if first == 0:
         before = tl.zeros((BLOCK, WIDTH), dtype=tl.int32)
@@ -126,9 +126,9 @@ def embedding_segment_sum_kernel(
         token = tl.load(order + slot, mask=exists, other=0)
         rows = grad + token.to(tl.int64)[:, None] * D + column[None, :]
         row = tl.load(rows, mask=exists[:, None] & (column < D)[None, :], other=0.0)
-        # Beyond the last slot rows are zeros: these may be of any id.
-        place = tl.load(tokens + token).to(tl.int32) // BUCKETS
-        one_hot = (place[:, None] == own[None, :]).to(tl.float32)
+        # Beyond the last slot rows are zeros, of whatever id.
+        id_in_bucket = tl.load(tokens + token).to(tl.int32) // BUCKETS
+        one_hot = (id_in_bucket[:, None] == own[None, :]).to(tl.float32)
         if grad.dtype.element_ty == tl.float32:
             one_hot = one_hot.to(tl.bfloat16)
             term_1 = row.to(tl.bfloat16)
@@ -143,11 +143,11 @@ def embedding_segment_sum_kernel(
 
     inside = (column < D)[:, None]
     if in_chunk:
-        line = (program * IDS + own).to(tl.int64)
-        tl.store(partial + line[None, :] * D + column[:, None], total, mask=inside)
+        id_row = (program * IDS + own).to(tl.int64)
+        tl.store(partial + id_row[None, :] * D + column[:, None], total, mask=inside)
     else:
-        line = (own * BUCKETS + bucket).to(tl.int64)
-        tl.store(out + line[None, :] * D + column[:, None], total, mask=inside & (line < num_ids)[None, :])
+        id_row = (own * BUCKETS + bucket).to(tl.int64)
+        tl.store(out + id_row[None, :] * D + column[:, None], total, mask=inside & (id_row < num_ids)[None, :])
 
 
 @triton.jit
@@ -155,17 +155,17 @@ def embedding_reduce_kernel(
     partial, starts, out, num_ids, D: tl.constexpr, BUCKETS: tl.constexpr, PADDED: tl.constexpr, IDS: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The ids' rows of out (V, D), for buckets of more than CHUNK slots; COLUMNS: of the bucket's IDS · D numbers."""
+    """The ids' rows of out (V, D), for buckets of more than CHUNK slots; COLUMNS: of the bucket's IDS · D elements."""
     if tl.load(starts + BUCKETS + 1) <= CHUNK:
         return
     bucket = tl.arange(0, PADDED)
     first = tl.load(starts + bucket, mask=bucket < BUCKETS, other=0)
     last = tl.load(starts + bucket + 1, mask=bucket < BUCKETS, other=0)
     is_long = (last - first > CHUNK).to(tl.int32)
-    number = tl.cumsum(is_long, 0) * is_long  # counted from 1 on
+    rank = tl.cumsum(is_long, 0) * is_long  # counted from 1 on
     element = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     for wanted in range(tl.program_id(0) + 1, tl.sum(is_long, 0) + 1, tl.num_programs(0)):
-        chosen = number == wanted
+        chosen = rank == wanted
         this = tl.sum(tl.where(chosen, bucket, 0), 0)
         begin = tl.sum(tl.where(chosen, first, 0), 0) // CHUNK
         end = (tl.sum(tl.where(chosen, last, 0), 0) - 1) // CHUNK + 1
@@ -175,9 +175,9 @@ def embedding_reduce_kernel(
             row = (2 * chunk + (chunk == begin).to(tl.int32)).to(tl.int64)
             mask = (chunk < end)[:, None] & (element < IDS * D)[None, :]
             total += tl.load(partial + row[:, None] * (IDS * D) + element[None, :], mask=mask, other=0.0)
-        line = (element // D * BUCKETS + this).to(tl.int64)
-        mask = (element < IDS * D) & (line < num_ids)
-        tl.store(out + line * D + element % D, tl.sum(total, 0), mask=mask)
+        id_row = (element // D * BUCKETS + this).to(tl.int64)
+        mask = (element < IDS * D) & (id_row < num_ids)
+        tl.store(out + id_row * D + element % D, tl.sum(total, 0), mask=mask)
 
 
 def pad(num_buckets: int) -> int:
@@ -213,7 +213,7 @@ def embedding_gradient(grad: Tensor, tokens: Tensor, num_ids: int) -> Tensor:
     if grad.numel() == 0:
         return torch.zeros(num_ids, d, dtype=torch.float32, device=grad.device)
     out = torch.empty(num_ids, d, dtype=torch.float32, device=grad.device)
-    # A bucket has ids enough to be worth a product, few enough for a program's registers; many ids need fewer buckets.
+    # A bucket has ids enough to be worth a GEMM, few enough for a program's registers; many ids need fewer buckets.
     ids = 32 if num_ids <= 16384 else 64
     num_buckets = triton.cdiv(num_ids, ids)
     starts, order = sort_by_bucket(tokens, num_buckets)

@@ -42,7 +42,7 @@ def run_forward(
     residual: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """y (N, D), plus the residual if given; and saved for backward: dgelu (P, F), y_rows (P, D), each slot's row
-    (N, K), and the M-tiles' experts and number."""
+    (N, K), and the M-tiles' experts and count."""
     num_tokens, top_k = experts.shape
     num_experts, f, d = up.shape
     plan = choose_plan(x.dtype, num_tokens * top_k, num_experts)

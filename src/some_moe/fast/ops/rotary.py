@@ -170,7 +170,7 @@ def with_contiguous_heads(part: Tensor) -> Tensor:
 
 class RotateQkv(torch.autograd.Function):
     """Both ways as one autograd node. A custom op may not return a view of its input, as the values are; and sliced
-    beside such an op, they would bring a zero-padded gradient, and a sum of two as wide as qkv.
+    beside such an op, they would get a zero-padded gradient, and a sum of two as wide as qkv.
 
     biases: the detached biases of the projections, of 3·D elements in all; dbias is fused into the backward kernel.
     """

@@ -64,7 +64,7 @@ def inverse_norms(parts):
 
 
 @triton.jit
-def add_products(sums, parts, multi_hot):
+def accumulate_dots(sums, parts, multi_hot):
     """sums + partsᵀ @ multi_hot, part by part."""
     new = ()
     for part in tl.static_range(len(parts)):
@@ -120,7 +120,7 @@ def routing_stats_partial_kernel(
         highs = tl.trans(tl.where(selected, high[None, :], zeros))
         lows = tl.trans(tl.where(selected, low[None, :], zeros))
         pairs = tl.dot(ones, tl.trans(ones), pairs)
-        sums = add_products(add_products(sums, rows, highs), rows, lows)
+        sums = accumulate_dots(accumulate_dots(sums, rows, highs), rows, lows)
 
     in_range = expert < E
     out = partial + (layer * tl.num_programs(0) + tl.program_id(0)) * width
@@ -144,24 +144,24 @@ def routing_stats_reduce_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     at = (layer * num_rows + row)[:, None] * width + column[None, :]
     total = tl.sum(tl.load(partial + at, mask=(row < num_rows)[:, None], other=0.0), 0)
-    whole = total.to(tl.int64)
+    total_int = total.to(tl.int64)
     tl.store(query_sum + layer * (E * D) + column, total, mask=column < E * D)
     column -= E * D
     is_pair = (column >= 0) & (column < E * E)
-    tl.store(pairs + layer * (E * E) + column, whole, mask=is_pair)
-    tl.store(counts + layer * E + column // (E + 1), whole, mask=is_pair & (column % (E + 1) == 0))  # the diagonal
+    tl.store(pairs + layer * (E * E) + column, total_int, mask=is_pair)
+    tl.store(counts + layer * E + column // (E + 1), total_int, mask=is_pair & (column % (E + 1) == 0))  # the diagonal
     column -= E * E
-    tl.store(num_counted + layer + column, whole, mask=column == 0)
+    tl.store(num_counted + layer + column, total_int, mask=column == 0)
 
 
 @triton.jit
-def gather_samples_kernel(queries, place, order, sample, L: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
-    """sample (L, S, D): the unit queries at these places (L, S); zero where nothing was sampled."""
+def gather_samples_kernel(queries, index, order, sample, L: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """sample (L, S, D): the unit queries at index (L, S); zero where nothing was sampled."""
     layer = tl.program_id(1)
     at = layer * tl.num_programs(0) + tl.program_id(0)
     column = tl.arange(0, BD)
     mask = (column < D) & (tl.load(order + at) < NOT_SAMPLED)
-    row = select_pointer(queries, layer, L) + tl.load(place + at) * D
+    row = select_pointer(queries, layer, L) + tl.load(index + at) * D
     x = tl.load(row + column, mask=mask, other=0.0).to(tl.float32)
     row_max = tl.max(tl.abs(x), 0)
     x = x / tl.where(row_max > 0, row_max, 1.0)  # squares must not overflow
@@ -316,30 +316,30 @@ LayerSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @torch.library.custom_op("some_moe::sum_layers", mutates_args=())
 def sum_layers(
-    experts: list[Tensor], counted: Tensor, queries: list[Tensor], place: Tensor, order: Tensor, num_experts: int
+    experts: list[Tensor], counted: Tensor, queries: list[Tensor], index: Tensor, order: Tensor, num_experts: int
 ) -> LayerSums:
     """`sum_by_expert` of L layers, where `can_sum` admits: each tensor has the layers first. The fifth is the
-    samples: unit queries (L, S, D) at these places (L, S), zero where the order (L, S) says that nothing was sampled.
+    samples: unit queries (L, S, D) at index (L, S), zero where the order (L, S) says that nothing was sampled.
 
     experts: L of (N, K); queries: L of (N, D) in bf16; counted (N,) or (L, N).
     """
-    sums_out = _empty_layer_sums(experts, queries, place, num_experts)
+    sums_out = _empty_layer_sums(experts, queries, index, num_experts)
     queries = [query.contiguous() for query in queries]
     sum_in_one_pass([one.contiguous() for one in experts], counted.contiguous(), queries, num_experts, sums_out[:4])
     num_layers, num_samples, d = sums_out[4].shape
     gather_samples_kernel[(num_samples, num_layers)](
-        tuple(queries), place.contiguous(), order.contiguous(), sums_out[4], L=num_layers, D=d,
+        tuple(queries), index.contiguous(), order.contiguous(), sums_out[4], L=num_layers, D=d,
         BD=triton.next_power_of_2(d), num_warps=1,
     )  # fmt: skip
     return sums_out
 
 
 def _empty_layer_sums(
-    experts: Sequence[Tensor], queries: Sequence[Tensor], place: Tensor, num_experts: int
+    experts: Sequence[Tensor], queries: Sequence[Tensor], index: Tensor, num_experts: int
 ) -> LayerSums:
     """Empty outputs of `sum_layers`."""
     num_layers, d = len(queries), queries[0].shape[1]
-    sample = queries[0].new_empty(num_layers, place.shape[1], d, dtype=torch.float32)
+    sample = queries[0].new_empty(num_layers, index.shape[1], d, dtype=torch.float32)
     return *_empty_sums(experts[0], queries[0], num_experts, num_layers), sample
 
 
@@ -348,8 +348,8 @@ def _(
     experts: list[Tensor],
     counted: Tensor,  # noqa: ARG001
     queries: list[Tensor],
-    place: Tensor,
+    index: Tensor,
     order: Tensor,  # noqa: ARG001
     num_experts: int,
 ) -> LayerSums:
-    return _empty_layer_sums(experts, queries, place, num_experts)
+    return _empty_layer_sums(experts, queries, index, num_experts)
