@@ -1,9 +1,9 @@
-"""The CPU path: tokens sorted by expert, one product per batch of experts, no gradient of frozen weights.
+"""The CPU path: slots permuted by expert, one (batched) GEMM per batch of experts, no gradient of frozen weights.
 
-A batch is all experts where the load is nearly even, else two of nearly the same load, else one. Rows that fill a
-batch up read token 0, and nothing reads them.
+A batch is all experts where the load is nearly even, else two of nearly the same load, else one. Padding rows of a
+batch gather token 0, and are never read.
 
-Shapes: N tokens, K experts each, S = N·K slots, P ≥ S rows sorted by batch and expert, D model width, F hidden width.
+Shapes: N tokens, K experts each, S = N·K slots, P ≥ S rows permuted by batch and expert, D model width, F hidden width.
 """
 
 import math
@@ -20,27 +20,27 @@ from torch.autograd.function import once_differentiable
 
 from some_moe.experts.weights import ExpertWeights
 
-MOST_SURPLUS = 1.2  # rows that one product for all experts may add, as a factor
-MOST_PAIR_SURPLUS = 1.15  # and that a product for two may
+MOST_SURPLUS = 1.2  # padding that one GEMM for all experts may add, as a factor of the rows
+MOST_PAIR_SURPLUS = 1.15  # and that a GEMM for two may
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Experts that one product computes, with the same number of rows each."""
+    """Experts that one batched GEMM computes, with the same number of rows each."""
 
     experts: Sequence[int]  # one, two, or all; rising
     num_rows: int  # of each
 
     @property
     def within(self) -> slice:
-        """Where they are in a stack: any two are a slice too, so that no weight is copied."""
+        """Their slice of a stack: any two are a (strided) slice too, so that no weight is copied."""
         first, last = self.experts[0], self.experts[-1]
         return slice(first, last + 1, max(1, last - first) if len(self.experts) == 2 else 1)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The N·K slots, sorted by batch and expert."""
+    """The permutation of the N·K slots by batch and expert."""
 
     token: Tensor  # (P,) the token of each row
     place: Tensor  # (N, K) each slot's row
@@ -53,7 +53,7 @@ class Schedule:
 
 
 def plan_batches(loads: Sequence[int]) -> list[Batch]:
-    """Put experts of loads (E,) together where that adds few rows; those that nobody chose are left out."""
+    """Batch experts of loads (E,) where that adds little padding; those without tokens are left out."""
     most = max(loads)
     if min(loads) and most * len(loads) <= MOST_SURPLUS * sum(loads):
         return [Batch(range(len(loads)), most)]
@@ -61,7 +61,7 @@ def plan_batches(loads: Sequence[int]) -> list[Batch]:
     waiting = sorted((expert for expert, load in enumerate(loads) if load), key=lambda expert: loads[expert])
     while waiting:
         busiest = waiting.pop()
-        # A pair gives each of two threads a product of its own; more threads share one.
+        # A pair gives each of two threads a GEMM of its own; more threads share one.
         is_paired = (
             torch.get_num_threads() <= 2 and waiting and loads[busiest] <= MOST_PAIR_SURPLUS * loads[waiting[-1]]
         )
@@ -71,7 +71,7 @@ def plan_batches(loads: Sequence[int]) -> list[Batch]:
 
 
 def schedule_slots(experts: Tensor, num_experts: int, *, batched: bool) -> Schedule:
-    """Sort the slots of `experts` (N, K) by expert, or by batch of experts."""
+    """Permute the slots of `experts` (N, K) by expert, or by batch of experts."""
     flat = experts.reshape(-1)
     sorted_experts, order = flat.sort(stable=True)
     counts = torch.bincount(flat, minlength=num_experts)
@@ -94,14 +94,14 @@ def schedule_slots(experts: Tensor, num_experts: int, *, batched: bool) -> Sched
 
 
 def add_up(rows: Tensor, place: Tensor, gates: Tensor) -> Tensor:
-    """Σ_k gate · row over each token's sorted rows (P, W): (N, W). One pass that gathers, weighs and adds."""
+    """Combine: Σ_k gate · row over each token's permuted rows (P, W): (N, W), in one pass (embedding_bag)."""
     return F.embedding_bag(place, rows, mode="sum", per_sample_weights=gates)
 
 
 def multiply(rows: Tensor, stack: Tensor, slots: Schedule, out: Tensor, bias: Tensor | None = None) -> None:
-    """out[i] = rows[i] @ stack[expert of i] (+ bias[expert of i]), one product for each batch."""
+    """out[i] = rows[i] @ stack[expert of i] (+ bias[expert of i]), one GEMM for each batch."""
     sizes, dtype = slots.sizes, rows.dtype
-    # Single experts all at once: to cut one after another out of a stack takes Python longer than a small product.
+    # One unbind for all single experts: indexing a stack again and again takes Python longer than a small GEMM.
     has_singles = any(len(batch.experts) == 1 for batch in slots.batches)
     matrices, biases = (each.unbind() if each is not None and has_singles else None for each in (stack, bias))
     for batch, part, result in zip(slots.batches, torch.split(rows, sizes), torch.split(out, sizes), strict=True):
@@ -122,9 +122,9 @@ def multiply(rows: Tensor, stack: Tensor, slots: Schedule, out: Tensor, bias: Te
 
 
 class Scratch(threading.local):
-    """Memory for what a call computes and forgets, kept from call to call: fresh memory costs more than a GELU.
+    """Workspace buffers, reused from call to call: fresh memory (page faults) costs more than a GELU.
 
-    Each name is one piece, as large as it ever had to be; nothing in it outlives the call that took it.
+    Each name is one buffer, as large as it ever had to be; nothing in it outlives the call that took it.
     """
 
     def __init__(self) -> None:
@@ -146,14 +146,14 @@ SCRATCH = Scratch()
 
 
 class FrozenExperts(torch.autograd.Function):
-    """Experts whose weights want no gradient: backward makes dX and the gate gradient, nothing else.
+    """Experts whose weights need no gradient: backward makes dX and the gate gradient, nothing else.
 
-    A gate is a factor of its slot's whole path, so it is applied where a token's rows are added up, both ways.
+    A gate is a factor of its slot's whole path, so it is applied in the combine, both ways.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
-        # Stacks in another type are converted one expert at a time, so that no converted stack is ever there at once.
+        # Stacks in another dtype are cast one expert at a time, so that there is never a cast of a whole stack.
         slots = schedule_slots(experts, weights.num_experts, batched=x.dtype == weights.up.dtype and not x.is_cuda)
         rows = x.index_select(0, slots.token)
         pre = x.new_empty(len(rows), weights.up.shape[1])
@@ -161,7 +161,7 @@ class FrozenExperts(torch.autograd.Function):
         if weights.down is None:
             out = F.gelu(pre)
         else:
-            hidden, out = SCRATCH.take("hidden", pre, *pre.shape), rows  # the gathered rows are done with
+            hidden, out = SCRATCH.take("hidden", pre, *pre.shape), rows  # the dispatched rows are no longer needed
             torch.ops.aten.gelu.out(pre, out=hidden)
             multiply(hidden, weights.down.transpose(1, 2), slots, out, weights.down_bias)
         ctx.save_for_backward(pre, out, gates, slots.token, slots.place)
@@ -185,7 +185,7 @@ class FrozenExperts(torch.autograd.Function):
         if weights.down is None:
             grad_pre, grad_x = grad_rows, SCRATCH.take("hidden", grad_y, len(token), weights.up.shape[2])
         else:
-            grad_pre, grad_x = SCRATCH.take("hidden", pre, *pre.shape), grad_rows  # done with after the product
+            grad_pre, grad_x = SCRATCH.take("hidden", pre, *pre.shape), grad_rows  # no longer needed after the GEMM
             multiply(grad_rows, weights.down, ctx.slots, grad_pre)
         torch.ops.aten.gelu_backward.grad_input(grad_pre, pre, grad_input=grad_pre)
         multiply(grad_pre, weights.up, ctx.slots, grad_x)
@@ -193,7 +193,7 @@ class FrozenExperts(torch.autograd.Function):
 
 
 def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
-    """The same order of work under autograd. `unbind` lets each stack's gradient be built once, not E times."""
+    """The same under autograd. `unbind` lets each stack's gradient be built once, not E times."""
     plan = schedule_slots(experts, weights.num_experts, batched=False)
     x_rows = x[plan.token]
     ups, up_biases = weights.up.to(x.dtype).unbind(0), weights.up_bias.to(x.dtype).unbind(0)

@@ -1,6 +1,6 @@
-"""The path for few tokens, as generation has them: each slot gets a copy of its expert's weights.
+"""The path for few tokens, as generation has them: each slot gathers its expert's weights, for one batched GEMM.
 
-Nothing is sorted and nothing waits for the host. Shapes: N tokens, K experts each, S = N·K slots.
+No permutation and no host sync. Shapes: N tokens, K experts each, S = N·K slots.
 """
 
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from some_moe.experts.weights import ExpertWeights
 
-FEW_SLOTS = 32  # for more, sorting costs less than copying weights
+FEW_SLOTS = 32  # for more, permuting tokens costs less than gathering weights
 
 
 def can_mix(experts: Tensor) -> bool:
-    """Whether this path is the better one: no gradient is wanted, and slots are few."""
+    """Whether this path is the better one: no gradient is needed, and slots are few."""
     return experts.numel() <= FEW_SLOTS and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 

@@ -1,7 +1,7 @@
-"""The grouped path: every expert's product in one `grouped_mm`, under autograd, for experts that are trained.
+"""The grouped GEMM path: permute, dispatch, torch's `grouped_mm`, combine, under autograd, for trained experts.
 
-Shapes: N tokens, K experts each, S = N·K slots, P rows sorted by expert, D model width, F hidden width, R rank.
-P = S, and P > S where weights are trained: on a GPU a weight gradient wants every expert's rows to be a multiple of 8.
+Shapes: N tokens, K experts each, S = N·K slots, P rows permuted by expert, D model width, F hidden width, R rank.
+P = S, and P > S where weights are trained: on a GPU a weight gradient needs each expert's rows padded to 8.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ Size = TypeVar("Size", int, Tensor)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the slots' rows lie, as tables on the device."""
+    """The permutation of the slots, padded, as tensors on the device."""
 
-    slot: Tensor  # (P,) int64: each row's slot, and −1 for padding: it reads the last token, and nothing reads it
+    slot: Tensor  # (P,) int64: each row's slot, and −1 for padding: it gathers the last token, and is never read
     place: Tensor  # (S,) int64: each slot's row
     expert: Tensor  # (P,) int64: each row's expert
     ends: Tensor  # (E,) int32: one past each expert's last row; the last one is P, so that every row has an expert
@@ -34,9 +34,9 @@ def round_up(size: Size) -> Size:
 
 
 def lay_out(experts: Tensor, num_experts: int, *, pad: bool) -> Layout:
-    """Sort the slots of `experts` (N, K) by expert; pad: give every expert a multiple of ALIGNMENT rows, at least one.
+    """Permute the slots of `experts` (N, K) by expert; pad: every expert to a multiple of ALIGNMENT rows, at least one.
 
-    How many rows that makes in all does not depend on the loads, and no value is read back to the host.
+    P does not depend on the loads, so there is no host sync.
     """
     slots = sort_slots(experts, num_experts)
     slot, expert, ends = slots.order, slots.expert.to(torch.int64), slots.ends
@@ -57,7 +57,7 @@ def lay_out(experts: Tensor, num_experts: int, *, pad: bool) -> Layout:
 
 
 class AddPerExpert(torch.autograd.Function):
-    """rows (P, W) + bias[expert]: the bias gradient is a grouped product with ones, not a sorted scatter."""
+    """rows (P, W) + bias[expert]: dbias is a grouped GEMM with ones, not a sorted scatter."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, bias: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class AddPerExpert(torch.autograd.Function):
 
 
 class ScalePerExpert(torch.autograd.Function):
-    """rows (P, W) · gain[expert], with the gain's gradient made as the bias's is."""
+    """rows (P, W) · gain[expert], with the gain's gradient made as dbias is."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gain: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
@@ -97,9 +97,9 @@ def sum_per_expert(rows: Tensor, ends: Tensor) -> Tensor:
 
 
 class MixRows(torch.autograd.Function):
-    """y (N, W) = Σ_k gate · rows[place]: sorted rows (P, W) gathered by token, so that nothing is scattered.
+    """Combine: y (N, W) = Σ_k gate · rows[place], permuted rows (P, W) gathered by token, so that nothing is scattered.
 
-    One k after the other: a compiler makes one kernel of it, and without one there is no float32 copy of S rows.
+    One k after the other: torch.compile makes one kernel of it, and in eager mode there is no float32 copy of S rows.
     """
 
     @staticmethod
@@ -125,7 +125,7 @@ class MixRows(torch.autograd.Function):
 
 
 class GatherRows(torch.autograd.Function):
-    """x[token] for sorted rows; backward adds each token's K rows in a fixed order."""
+    """Dispatch: x[token] for permuted rows; backward adds each token's K rows in a fixed order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, slot: Tensor, place: Tensor, top_k: int) -> Tensor:
@@ -141,7 +141,7 @@ class GatherRows(torch.autograd.Function):
 
 
 def multiply(rows: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
-    """rows (P, W) @ stack[expert]ᵀ (V, W) → (P, V), in the type of the rows."""
+    """rows (P, W) @ stack[expert]ᵀ (V, W) → (P, V), in the dtype of the rows."""
     return F.grouped_mm(rows, stack.to(rows.dtype).transpose(1, 2), offs=ends)
 
 
@@ -153,7 +153,7 @@ def apply_lora(rows: Tensor, first: Tensor, second: Tensor, ends: Tensor) -> Ten
 
 
 def run_experts(rows: Tensor, weights: ExpertWeights, layout: Layout) -> Tensor:
-    """Every sorted row (P, D) through its expert: (P, D), or (P, F) where there is no down-projection."""
+    """Every permuted row (P, D) through its expert: (P, D), or (P, F) where there is no down-projection."""
     expert, ends = layout.expert, layout.ends
 
     def add(rows: Tensor, bias: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def run_experts(rows: Tensor, weights: ExpertWeights, layout: Layout) -> Tensor:
 
 
 def can_mix(x: Tensor, weights: ExpertWeights) -> bool:
-    """Whether grouped_mm takes these shapes and this type."""
+    """Whether grouped_mm takes these shapes and this dtype."""
     wide = weights.up.shape[1] % ALIGNMENT == 0 and weights.up.shape[2] % ALIGNMENT == 0
     return wide and (x.dtype == torch.bfloat16 or not x.is_cuda)
 

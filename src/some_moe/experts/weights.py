@@ -35,7 +35,7 @@ class ExpertWeights:
 
     up: Tensor  # (E, F, D)
     up_bias: Tensor  # (E, F)
-    down: Tensor | None = None  # (E, D, F); None: the mixed hidden activations are the output
+    down: Tensor | None = None  # (E, D, F); None: the combined hidden activations are the output
     down_bias: Tensor | None = None  # (E, D)
     gain: Tensor | None = None  # (E, F)
     lora: LoraWeights | None = None
@@ -46,5 +46,5 @@ class ExpertWeights:
 
     @property
     def is_frozen(self) -> bool:
-        """No gradient is wanted for any of the weights, so backward may skip them all."""
+        """No weight needs a gradient, so backward may skip them all."""
         return self.gain is None and self.lora is None and not self.up.requires_grad

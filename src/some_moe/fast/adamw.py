@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from some_moe.fast.ops import adam
+from some_moe.fast.ops import adamw
 from some_moe.training.optim import Optimizer
 
 
 class FusedAdamW(Optimizer):
     """One pass over all parameters, unless a tensor is not aligned (d_model no multiple of 4)."""
 
-    tables: adam.Tables | None = None  # from the first step on
+    tables: adamw.PointerTables | None = None  # from the first step on
 
     def clip_and_step(self, max_norm: float | None) -> Tensor:
         """As `Optimizer.clip_and_step`."""
@@ -23,26 +23,26 @@ class FusedAdamW(Optimizer):
     def finish_capture(self) -> None:
         """To be called when a step was captured, before it is replayed."""
         if self.tables is not None:
-            self.tables.deliver()
+            self.tables.fill_captured()
 
     @torch.no_grad()
     def step_at_once(self, limit: float) -> Tensor | None:
         """`clip_and_step` by one pass over all parameters; None where it cannot be done."""
-        moved = list(self.list_moved())
+        states = list(self.list_states())
         first = self.param_groups[0]
-        if not adam.can_move(moved) or not isinstance(first["lr"], Tensor):
+        if not adamw.can_run(states) or not isinstance(first["lr"], Tensor):
             return None
-        if torch.cuda.is_current_stream_capturing() and (self.tables is None or not self.tables.rooms):
+        if torch.cuda.is_current_stream_capturing() and (self.tables is None or not self.tables.free):
             return None
         if self.tables is None:
-            self.tables = adam.Tables(len(self.parameters()))
-        torch._foreach_add_([each.step for each in moved], 1)
+            self.tables = adamw.PointerTables(len(self.parameters()))
+        torch._foreach_add_([each.step for each in states], 1)
         decay = max(group["weight_decay"] for group in self.param_groups)
-        return adam.clip_and_move(
-            moved, self.tables, first["lr"], most=limit, betas=first["betas"], eps=first["eps"], decay=decay
+        return adamw.clip_and_step(
+            states, self.tables, first["lr"], max_norm=limit, betas=first["betas"], eps=first["eps"], weight_decay=decay
         )
 
-    def list_moved(self) -> Iterator[adam.Moved]:
+    def list_states(self) -> Iterator[adamw.ParamState]:
         """Every parameter that has a gradient, with its state, which begins as torch has it."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -52,7 +52,7 @@ class FusedAdamW(Optimizer):
                 if not state:
                     state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
                     state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                yield adam.Moved(
+                yield adamw.ParamState(
                     parameter,
                     parameter.grad,
                     state["exp_avg"],

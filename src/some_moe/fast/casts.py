@@ -30,8 +30,8 @@ class Cast(NamedTuple):
 Casts = dict[str, Cast]  # by the name of the map, below the module that they are of
 
 
-class BiasGradient(torch.autograd.Function):
-    """y (…, O), which detached biases of O numbers in all are part of: autograd learns of them here."""
+class AttachBias(torch.autograd.Function):
+    """y (…, O), to which detached biases, of O elements in all, were added: here they get their gradient, dbias."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, *biases: Tensor) -> Tensor:
@@ -40,19 +40,19 @@ class BiasGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        # Added up and left in float32: a bias's gradient is small enough not to be rounded on its way.
+        # In float32 and left so: dbias is small enough not to be rounded on its way.
         sums = grad.flatten(0, -2).sum(0, dtype=torch.float32)
         return grad, *sums.split_with_sizes(ctx.sizes)
 
 
-def add_bias_gradient(y: Tensor, *biases: Tensor) -> Tensor:
-    found: Tensor = BiasGradient.apply(y, *biases)  # type: ignore[no-untyped-call]
+def attach_bias(y: Tensor, *biases: Tensor) -> Tensor:
+    found: Tensor = AttachBias.apply(y, *biases)  # type: ignore[no-untyped-call]
     return found
 
 
 def linear(x: Tensor, layer: nn.Linear, cast: Cast) -> Tensor:
     """layer(x), computed by its cast."""
-    return add_bias_gradient(F.linear(x, *cast), layer.bias)
+    return attach_bias(F.linear(x, *cast), layer.bias)
 
 
 def copy_stacked(stacks: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
@@ -146,7 +146,7 @@ class GatherRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (tokens,) = ctx.saved_tensors
         if grad.is_cuda and ctx.dtype == torch.float32:
-            from some_moe.fast.ops.embedding import embedding_gradient
+            from some_moe.fast.ops.embedding_grad import embedding_gradient
 
             return embedding_gradient(grad, tokens, ctx.num_rows), None, None
         added = torch.ops.aten.embedding_dense_backward(grad.to(ctx.dtype), tokens, ctx.num_rows, -1, False)

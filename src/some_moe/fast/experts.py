@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from some_moe.experts import ExpertWeights, choose_kernel, gathered, grouped
-from some_moe.fast.ops import fused
+from some_moe.fast.ops import frozen_experts
 from some_moe.model.library import ExpertLibrary
 
 
@@ -13,8 +13,8 @@ def mix_onto(
 ) -> Tensor:
     """onto (N, D), where it is given, + the gated sum of the experts' outputs; see `some_moe.experts`."""
     few = kernel == "auto" and gathered.can_mix(experts)
-    if kernel in ("auto", "triton") and not few and fused.can_mix(x, weights):
-        return fused.mix_experts(x, experts, gates, weights, onto)
+    if kernel in ("auto", "triton") and not few and frozen_experts.can_mix(x, weights):
+        return frozen_experts.mix_experts(x, experts, gates, weights, onto)
     y = choose_kernel(kernel)(x, experts, gates, weights)
     return y if onto is None else onto + y
 
@@ -26,4 +26,4 @@ def fits_graph(library: ExpertLibrary, dtype: torch.dtype) -> bool:
     if library.kernel == "grouped":
         return True
     x = library.up.new_empty(1, library.up.shape[2], dtype=dtype)
-    return fused.can_mix(x, library.weights()) or grouped.can_mix(x, library.weights())
+    return frozen_experts.can_mix(x, library.weights()) or grouped.can_mix(x, library.weights())

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from some_moe.fast import statistics
-from some_moe.fast.casts import Cast, Casts, add_bias_gradient, below, cast_maps, embed, linear
+from some_moe.fast.casts import Cast, Casts, attach_bias, below, cast_maps, embed, linear
 from some_moe.fast.experts import mix_onto
 from some_moe.fast.gravity import advance_layers, step_layers
-from some_moe.fast.ops import loss as loss_kernel
-from some_moe.fast.ops.nearest import nearest
-from some_moe.fast.ops.network import Network
-from some_moe.fast.ops.network import can_run as can_fuse_gelu
-from some_moe.fast.ops.norm import AddNorm, NormBeside
+from some_moe.fast.ops import cross_entropy
+from some_moe.fast.ops.layer_norm import AddNorm, ResidualNorm
+from some_moe.fast.ops.mlp import GeluMlp
+from some_moe.fast.ops.mlp import can_run as can_fuse_gelu
 from some_moe.fast.ops.rotary import rotate_qkv
+from some_moe.fast.ops.topk_keys import topk_keys
 from some_moe.model.attention import (
     Attention,
     Cache,
@@ -47,7 +47,7 @@ def gelu_mlp(x: Tensor, expand: nn.Linear, project: nn.Linear, casts: Casts) -> 
     """project(gelu(expand(x))) of x (…, D). In bf16 and for many rows, GELU is part of the products beside it."""
     if product_dtype(x) == torch.bfloat16 and can_fuse_gelu(x, expand.weight):
         given = x.reshape(-1, x.shape[-1]), *casts["expand"], *casts["project"]
-        y: Tensor = Network.apply(*(part.to(torch.bfloat16) for part in given), expand.bias, project.bias)  # type: ignore[no-untyped-call]
+        y: Tensor = GeluMlp.apply(*(part.to(torch.bfloat16) for part in given), expand.bias, project.bias)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], y.shape[-1])
     return linear(F.gelu(linear(x, expand, casts["expand"])), project, casts["project"])
 
@@ -60,7 +60,7 @@ def residual_and_norm(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
     """x, to go on with, and its norm: one node of autograd, so that both gradients are summed by one kernel."""
     if not can_fuse_norm(x):
         return x, norm(x)
-    found: tuple[Tensor, Tensor] = NormBeside.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = ResidualNorm.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -89,7 +89,7 @@ class FastAttention(Attention):
         biases = self.query.bias, self.key.bias, self.value.bias
         if geometry.rotation is not None and qkv.dtype != torch.float64:
             return rotate_qkv(qkv, *geometry.rotation, self.num_heads, biases)
-        q, k, v = add_bias_gradient(qkv, *biases).chunk(3, dim=-1)
+        q, k, v = attach_bias(qkv, *biases).chunk(3, dim=-1)
         return self.place_heads(q, k, v, geometry)
 
     def run(self, x: Tensor, geometry: Geometry, cache: Cache | None, casts: Casts, *, detach_bias: bool) -> Tensor:
@@ -101,17 +101,17 @@ class FastAttention(Attention):
 class FastRouter(KeyRouter):
     """Scores of experts that are not chosen are never made, where nothing asks for them."""
 
-    def can_choose_nearest(self, query: Tensor, top_k: int) -> bool:
+    def can_choose_topk(self, query: Tensor, top_k: int) -> bool:
         wants_all = top_k == 1 or self.model.has_auxiliary_loss or self.state.keys.requires_grad
         return not wants_all and top_k <= 16 and query.dtype != torch.float64
 
-    def choose_nearest(self, query: Tensor, centred: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    def choose_topk(self, query: Tensor, centred: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Experts and gates (B, T, K) of each query (B, T, D) as it came, and centred in float32."""
         address, keys = self.addresses(centred)
         if self.model.score == "dot" and self.state.query_mean is None:
             address = query  # before it was widened to float32: the same numbers in half the bytes
         settled = self.model.temperature if self.temperature is None else None  # a learned one must get its gradient
-        experts, gates = nearest(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k, settled)
+        experts, gates = topk_keys(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k, settled)
         if self.temperature is not None:
             gates = (gates / self.temperature()).softmax(-1)
         shape = (*query.shape[:2], top_k)
@@ -123,8 +123,8 @@ class FastRouter(KeyRouter):
             raw, mean = at_least_float32(query), self.state.query_mean
             centred = raw if mean is None else raw - mean.to(raw.dtype)
             aux_loss = None
-            if self.can_choose_nearest(query, top_k):
-                experts, gates = self.choose_nearest(query, centred, top_k)
+            if self.can_choose_topk(query, top_k):
+                experts, gates = self.choose_topk(query, centred, top_k)
             else:
                 experts, gates, scores = self.choose(centred, top_k)
                 aux_loss = auxiliary_loss(self.model, scores, experts, info.counted)
@@ -305,11 +305,11 @@ class FastLM(SomeLM):
 
     def score(self, x: Tensor, head: Cast, targets: Tensor, weights: Tensor | None, denominator: Tensor) -> Tensor:
         """The loss () of x (B, T, D). For bf16 logits of a small vocabulary one kernel makes it and their gradient."""
-        fused = torch.is_grad_enabled() and loss_kernel.can_run(self.model.vocab_size)
+        fused = torch.is_grad_enabled() and cross_entropy.can_run(self.model.vocab_size)
         if fused and product_dtype(x) == torch.bfloat16:
             logits = F.linear(x, *head).flatten(0, 1)
             flat = None if weights is None else weights.flatten()
-            return loss_kernel.find_loss(logits, targets.flatten(), flat, denominator, self.head.bias)[0]
+            return cross_entropy.find_loss(logits, targets.flatten(), flat, denominator, self.head.bias)[0]
         return self.cross_entropy(x, head, targets, weights, denominator)
 
     def cross_entropy(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from some_moe.config import GravityConfig, ModelConfig
+from some_moe.fast.ops.routing_stats import can_sum, sum_by_expert, sum_layers
 from some_moe.fast.ops.sampling import MOST, first_samples
-from some_moe.fast.ops.sums import can_sum, sum_by_expert, sum_layers
 from some_moe.model import routing as plain
 from some_moe.model.routing import NOT_SAMPLED, Routing, count_fraction, lowest_uncounted, pad_samples, unit_vectors
 from some_moe.model.tokens import TokenInfo

@@ -68,7 +68,7 @@ def test_parts_and_gradient_equal_float64(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @SHAPES
-def test_biases_that_were_cut_off_get_the_sums_of_the_gradient(
+def test_detached_biases_get_the_column_sums_of_the_gradient(
     kernels: Any, batch: int, time: int, num_heads: int, width: int, rows: int, dtype: torch.dtype
 ) -> None:
     qkv, angles = draw(batch, time, num_heads, width, dtype, rows)

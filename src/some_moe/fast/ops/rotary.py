@@ -1,8 +1,7 @@
-"""Rotary positions on a GPU: queries and keys cut out of one product and turned, in one kernel each way.
+"""Rotary embeddings (RoPE) of a packed QKV projection: queries and keys are sliced and rotated in one kernel each way.
 
-Values are not turned, and so not copied: forward they stay where they are in the product. Their gradient is put
-beside those of queries and keys by the kernel that turns these back; it also makes the gradients of the biases within
-the product, the sums of its rows.
+Values are not rotated, and so not copied: they stay a view of qkv. The backward kernel rotates the gradients of queries
+and keys back and packs all three into that of qkv; the projections' dbias is fused into it.
 
 Shapes: B rows, T positions, H heads of width W, D = H·W.
 """
@@ -14,94 +13,92 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.fast.ops.columns import sum_rows
+from some_moe.fast.ops.column_sum import sum_rows
 
-PROGRAMS = 1056  # of the backward kernel at most: each adds up its own tokens
+PROGRAMS = 1056  # of the backward kernel at most: each has partial sums of its own tokens
 
 
 @triton.jit
 def find_tokens(token, T, PADDED: tl.constexpr, W: tl.constexpr):
-    """Of tokens (BLOCK,): row and position (BLOCK, 1) each; of pairs (1, PADDED): head, and place of the left one."""
+    """Of tokens (BLOCK,): row and position (BLOCK, 1) each; of pairs (1, PADDED): head, and index i of the left one."""
     pair = tl.arange(0, PADDED)[None, :]
     return (token // T)[:, None], (token % T)[:, None], pair // (W // 2), pair % (W // 2)
 
 
 @triton.jit
-def rotate_kernel(
+def rotary_kernel(
     qkv, cos, sin, q, k, num_tokens, T, angle_row, q_b, q_t, q_h, k_b, k_t, k_h,
     H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """qkv (B·T, 3·D) → q, k turned. q_b, q_t, q_h are q's strides by row, position and head; within a head elements are
-    neighbours.
-    """
+    """qkv (B·T, 3·D) → q, k rotated. q_b, q_t, q_h are q's strides by row, position and head; heads are contiguous."""
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row, time, head, place = find_tokens(token, T, PADDED, W)
-    keep = (token < num_tokens)[:, None] & (head < H)
-    angle = row * angle_row + time * (W // 2) + place
-    c = tl.load(cos + angle, mask=keep, other=0.0)
-    s = tl.load(sin + angle, mask=keep, other=0.0)
-    whole = qkv + token[:, None] * (3 * H * W) + head * W + place
-    turn(whole, q + row * q_b + time * q_t + head * q_h + place, c, s, keep, W)
-    turn(whole + H * W, k + row * k_b + time * k_t + head * k_h + place, c, s, keep, W)
+    row, time, head, i = find_tokens(token, T, PADDED, W)
+    mask = (token < num_tokens)[:, None] & (head < H)
+    angle = row * angle_row + time * (W // 2) + i
+    c = tl.load(cos + angle, mask=mask, other=0.0)
+    s = tl.load(sin + angle, mask=mask, other=0.0)
+    qkv_ptr = qkv + token[:, None] * (3 * H * W) + head * W + i
+    rotate(qkv_ptr, q + row * q_b + time * q_t + head * q_h + i, c, s, mask, W)
+    rotate(qkv_ptr + H * W, k + row * k_b + time * k_t + head * k_h + i, c, s, mask, W)
 
 
 @triton.jit
-def turn(whole, part, c, s, keep, W: tl.constexpr):
-    """Turn each pair (i, i + W/2) by its angle from `whole` to `part`."""
-    left, right = load_pair(whole, keep, W)
-    store_pair(part, left * c - right * s, left * s + right * c, keep, W)
+def rotate(qkv_ptr, part, c, s, mask, W: tl.constexpr):
+    """Rotate each pair (i, i + W/2) by its angle, from qkv to q or k."""
+    left, right = load_pair(qkv_ptr, mask, W)
+    store_pair(part, left * c - right * s, left * s + right * c, mask, W)
 
 
 @triton.jit
-def load_pair(at, keep, W: tl.constexpr):
-    left = tl.load(at, mask=keep, other=0.0).to(tl.float32)
-    return left, tl.load(at + W // 2, mask=keep, other=0.0).to(tl.float32)
+def load_pair(at, mask, W: tl.constexpr):
+    left = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return left, tl.load(at + W // 2, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_pair(at, left, right, keep, W: tl.constexpr):
-    tl.store(at, left.to(at.dtype.element_ty), mask=keep)
-    tl.store(at + W // 2, right.to(at.dtype.element_ty), mask=keep)
+def store_pair(at, left, right, mask, W: tl.constexpr):
+    tl.store(at, left.to(at.dtype.element_ty), mask=mask)
+    tl.store(at + W // 2, right.to(at.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def rotate_back_kernel(
-    qkv, cos, sin, q, k, v, table, num_tokens, per_program, T, angle_row,
+def rotary_backward_kernel(
+    qkv, cos, sin, q, k, v, partial, num_tokens, per_program, T, angle_row,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
     H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of q, k, v → that of qkv (B·T, 3·D). table (programs, 3·D): the sums of each program's rows, before
-    they are rounded.
+    """The gradients of q, k, v → that of qkv (B·T, 3·D). partial (programs, 3·D): the column sums of each program's
+    rows before rounding.
     """
     first = tl.program_id(0).to(tl.int64) * per_program
     q_left = tl.zeros((BLOCK, PADDED), dtype=tl.float32)
     q_right, k_left, k_right, v_left, v_right = q_left, q_left, q_left, q_left, q_left
     for start in range(0, per_program, BLOCK):
         token = first + start + tl.arange(0, BLOCK)
-        row, time, head, place = find_tokens(token, T, PADDED, W)
-        keep = (token < num_tokens)[:, None] & (head < H)
-        angle = row * angle_row + time * (W // 2) + place
-        c = tl.load(cos + angle, mask=keep, other=0.0)
-        s = tl.load(sin + angle, mask=keep, other=0.0)
-        # All that is read comes before what is written: nobody waits twice.
-        q_1, q_2 = load_pair(q + row * q_b + time * q_t + head * q_h + place, keep, W)
-        k_1, k_2 = load_pair(k + row * k_b + time * k_t + head * k_h + place, keep, W)
-        v_1, v_2 = load_pair(v + row * v_b + time * v_t + head * v_h + place, keep, W)
+        row, time, head, i = find_tokens(token, T, PADDED, W)
+        mask = (token < num_tokens)[:, None] & (head < H)
+        angle = row * angle_row + time * (W // 2) + i
+        c = tl.load(cos + angle, mask=mask, other=0.0)
+        s = tl.load(sin + angle, mask=mask, other=0.0)
+        # All loads come before the stores, so that their latencies overlap.
+        q_1, q_2 = load_pair(q + row * q_b + time * q_t + head * q_h + i, mask, W)
+        k_1, k_2 = load_pair(k + row * k_b + time * k_t + head * k_h + i, mask, W)
+        v_1, v_2 = load_pair(v + row * v_b + time * v_t + head * v_h + i, mask, W)
         q_1, q_2 = q_1 * c + q_2 * s, q_2 * c - q_1 * s
         k_1, k_2 = k_1 * c + k_2 * s, k_2 * c - k_1 * s
-        whole = qkv + token[:, None] * (3 * H * W) + head * W + place
-        store_pair(whole, q_1, q_2, keep, W)
-        store_pair(whole + H * W, k_1, k_2, keep, W)
-        store_pair(whole + 2 * H * W, v_1, v_2, keep, W)
+        qkv_ptr = qkv + token[:, None] * (3 * H * W) + head * W + i
+        store_pair(qkv_ptr, q_1, q_2, mask, W)
+        store_pair(qkv_ptr + H * W, k_1, k_2, mask, W)
+        store_pair(qkv_ptr + 2 * H * W, v_1, v_2, mask, W)
         q_left, q_right = q_left + q_1, q_right + q_2
         k_left, k_right = k_left + k_1, k_right + k_2
         v_left, v_right = v_left + v_1, v_right + v_2
     pair = tl.arange(0, PADDED)
-    keep = pair < H * (W // 2)
-    here = table + tl.program_id(0) * (3 * H * W) + pair // (W // 2) * W + pair % (W // 2)
-    store_pair(here, tl.sum(q_left, 0), tl.sum(q_right, 0), keep, W)
-    store_pair(here + H * W, tl.sum(k_left, 0), tl.sum(k_right, 0), keep, W)
-    store_pair(here + 2 * H * W, tl.sum(v_left, 0), tl.sum(v_right, 0), keep, W)
+    mask = pair < H * (W // 2)
+    here = partial + tl.program_id(0) * (3 * H * W) + pair // (W // 2) * W + pair % (W // 2)
+    store_pair(here, tl.sum(q_left, 0), tl.sum(q_right, 0), mask, W)
+    store_pair(here + H * W, tl.sum(k_left, 0), tl.sum(k_right, 0), mask, W)
+    store_pair(here + 2 * H * W, tl.sum(v_left, 0), tl.sum(v_right, 0), mask, W)
 
 
 def list_strides(*parts: Tensor) -> list[int]:
@@ -110,7 +107,7 @@ def list_strides(*parts: Tensor) -> list[int]:
 
 
 def list_angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, int]:
-    """cos and sin (B or 1, 1, T, W/2), without gaps, and how far apart their rows are."""
+    """cos and sin (B or 1, 1, T, W/2), contiguous, and their stride by row."""
     cos, sin = cos.contiguous(), sin.contiguous()
     return cos, sin, 0 if len(cos) == 1 else cos.stride(0)
 
@@ -124,7 +121,7 @@ def rotate_qk(qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Te
     padded = triton.next_power_of_2(num_heads * width // 2)
     block = max(1, 1024 // padded)
     cos, sin, angle_row = list_angles(cos, sin)
-    rotate_kernel[(triton.cdiv(batch * time, block),)](
+    rotary_kernel[(triton.cdiv(batch * time, block),)](
         qkv.contiguous(), cos, sin, q, k, batch * time, time, angle_row, *list_strides(q, k), H=num_heads, W=width,
         BLOCK=block, PADDED=padded,
     )  # fmt: skip
@@ -140,23 +137,23 @@ def _(qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Tensor, Te
 
 @torch.library.custom_op("some_moe::rotate_qkv_backward", mutates_args=())
 def rotate_qkv_backward(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of qkv (B, T, 3·D) from those of q, k, v (B, H, T, W); and the sums (3·D) of its rows, float32."""
+    """The gradient of qkv (B, T, 3·D) from those of q, k, v (B, H, T, W); and dbias (3·D), its column sums, float32."""
     batch, heads, time, width = q.shape
     num_tokens, wide = batch * time, 3 * heads * width
     qkv = q.new_empty(batch, time, wide)
     padded = triton.next_power_of_2(heads * width // 2)
-    # A warp has whole rows, up to 512 pairs, and waits for nobody but the memory.
+    # One warp has whole rows, up to 512 pairs: no cross-warp synchronization.
     block = max(1, 512 // padded)
     per_program = max(1, triton.cdiv(triton.cdiv(num_tokens, PROGRAMS), block)) * block
     programs = triton.cdiv(num_tokens, per_program)
-    table = torch.empty(programs, wide, dtype=torch.float32, device=q.device)
+    partial = torch.empty(programs, wide, dtype=torch.float32, device=q.device)
     cos, sin, angle_row = list_angles(cos, sin)
-    parts = tuple(with_neighbours(part) for part in (q, k, v))
-    rotate_back_kernel[(programs,)](
-        qkv, cos, sin, *parts, table, num_tokens, per_program, time, angle_row, *list_strides(*parts), H=heads, W=width,
-        BLOCK=block, PADDED=padded, num_warps=max(1, padded // 512),
+    parts = tuple(with_contiguous_heads(part) for part in (q, k, v))
+    rotary_backward_kernel[(programs,)](
+        qkv, cos, sin, *parts, partial, num_tokens, per_program, time, angle_row, *list_strides(*parts), H=heads,
+        W=width, BLOCK=block, PADDED=padded, num_warps=max(1, padded // 512),
     )  # fmt: skip
-    return qkv, sum_rows(table)
+    return qkv, sum_rows(partial)
 
 
 @rotate_qkv_backward.register_fake
@@ -166,16 +163,16 @@ def _(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     return q.new_empty(batch, time, wide), q.new_empty(wide, dtype=torch.float32)
 
 
-def with_neighbours(part: Tensor) -> Tensor:
-    """The same numbers with a head's elements side by side."""
+def with_contiguous_heads(part: Tensor) -> Tensor:
+    """The same values with contiguous heads."""
     return part if part.stride(-1) == 1 else part.contiguous()
 
 
 class RotateQkv(torch.autograd.Function):
-    """Both ways as one node of autograd. A custom op may not return a view of its input, as the values are; and cut
-    out beside such an op, they would bring a gradient padded with zeros, and a sum of two as wide as qkv.
+    """Both ways as one autograd node. A custom op may not return a view of its input, as the values are; and sliced
+    beside such an op, they would get a zero-padded gradient, and a sum of two as wide as qkv.
 
-    biases: of 3·D numbers in all, part of qkv already and cut off from it for autograd.
+    biases: the detached biases of the projections, of 3·D elements in all; dbias is fused into the backward kernel.
     """
 
     @staticmethod
@@ -187,8 +184,8 @@ class RotateQkv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, sums = rotate_qkv_backward(*grads, *ctx.saved_tensors)
-        return grad, None, None, None, *(sums.split_with_sizes(ctx.sizes) if ctx.sizes else ())
+        grad, dbias = rotate_qkv_backward(*grads, *ctx.saved_tensors)
+        return grad, None, None, None, *(dbias.split_with_sizes(ctx.sizes) if ctx.sizes else ())
 
 
 def view_values(qkv: Tensor, num_heads: int) -> Tensor:
@@ -199,7 +196,7 @@ def view_values(qkv: Tensor, num_heads: int) -> Tensor:
 def rotate_qkv(
     qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int, biases: tuple[Tensor, ...] = ()
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv (B, T, 3·D), cos and sin (B or 1, 1, T, W/2) → q, k turned and v (B, H, T, W), each stored by (B, T, H, W).
+    """qkv (B, T, 3·D), cos and sin (B or 1, 1, T, W/2) → q, k rotated and v (B, H, T, W), each stored by (B, T, H, W).
 
     v is a view of qkv. biases: see `RotateQkv`.
     """

@@ -9,12 +9,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.fast.ops.fill_kernel import hash_words
-
 MOST = 64  # tokens asked for at most: more would not fit in registers beside a block
 BLOCKS = (1024, 2048, 4096)
 LAST = tl.constexpr(torch.iinfo(torch.int64).max)
 NOWHERE = tl.constexpr(torch.iinfo(torch.int32).max)
+
+
+@triton.jit
+def lowbias32(word):
+    """`hashing.mix_`, the lowbias32 integer hash, on unsigned words, where a shift is logical by itself."""
+    word ^= word >> 16
+    word *= 0x7FEB352D
+    word ^= word >> 15
+    word *= 0x846CA68B
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def hash_words(counter, first, second):
+    """`hashing.hash_words` on unsigned words."""
+    return lowbias32(lowbias32(counter ^ first) + second)
 
 
 @triton.jit

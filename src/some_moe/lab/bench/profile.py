@@ -19,13 +19,13 @@ OTHER = "elementwise and other"
 # The first pattern found in "operation kernel" names the class. Order matters: the particular before the general.
 CLASSES = (
     (OTHER, r"embedding|GatherRows|CopyTensors"),
-    ("other matmuls", r"gelu_product"),  # the query network's, by kernels that the experts have too
-    ("experts", r"frozen_?experts|grouped_?mm|up_kernel|down_backward_kernel|plain_kernel|mix_kernel"
-     r"|mix_backward_kernel|spread_kernel|mix_experts|FrozenExperts|tile_kernel|group_?gemm|GroupProblem"),
-    ("optimizer", r"[Oo]ptimizer|adam|squares_kernel|clip_kernel|multi_tensor_apply|foreach|clip_grad"),
-    ("attention", r"flash|fmha|sdpa|attention|rotate"),
+    ("other matmuls", r"gemm_d?gelu"),  # the query network's, by kernels that the experts have too
+    ("experts", r"frozen_?experts|grouped_?mm|up_gelu_kernel|down_dgelu_kernel|grouped_gemm_kernel|dispatch_kernel"
+     r"|combine_kernel|combine_backward_kernel|mix_experts|FrozenExperts|tile_kernel|group_?gemm|GroupProblem"),
+    ("optimizer", r"[Oo]ptimizer|adam|grad_norm_kernel|clip_coef_kernel|multi_tensor_apply|foreach|clip_grad"),
+    ("attention", r"flash|fmha|sdpa|attention|rotate|rotary"),
     ("cross-entropy and head", r"log_softmax|nll_loss|cross_entropy|logsumexp|nats"),
-    ("gravity and routing", r"gravity|nearest|sum_by_expert|sum_layers|partial_sums|total_sums|samples|smallest|topk"
+    ("gravity and routing", r"gravity|sum_by_expert|sum_layers|routing_stats|samples|smallest|topk"
      r"|top_k|gatherTop|sort|scatter|histogram|histc|bincount|searchsorted|radix"),
     ("other matmuls", r"\bmm\b|addmm|\bbmm\b|matmul|linear|gemm|cutlass|nvjet|splitK|wgmma|einsum|mkldnn"),
 )  # fmt: skip

@@ -26,8 +26,8 @@ def draw_tokens(kind: str, n: int, num_ids: int) -> Tensor:
 
 
 def assert_summed(grad: Tensor, tokens: Tensor, num_ids: int) -> None:
-    """Each number to an error that is small beside the sum of what was added up, without signs."""
-    from some_moe.fast.ops.embedding import embedding_gradient
+    """Each element to an error that is small beside the sum of what was added up, without signs."""
+    from some_moe.fast.ops.embedding_grad import embedding_gradient
 
     found = embedding_gradient(grad, tokens, num_ids)
     rows, ids = grad.flatten(0, -2).double(), tokens.flatten()
@@ -73,7 +73,7 @@ def test_many_tokens_of_one_id_beside_few_of_others(size: int) -> None:
 
 
 def test_an_id_that_occurs_once_has_its_row_as_it_is() -> None:
-    from some_moe.fast.ops.embedding import embedding_gradient
+    from some_moe.fast.ops.embedding_grad import embedding_gradient
 
     torch.manual_seed(0)
     grad, tokens = torch.randn(3000, 384, device=DEVICE).bfloat16(), torch.randperm(8192, device=DEVICE)[:3000]
@@ -93,7 +93,7 @@ def test_batches_of_rows_and_views_of_other_layouts() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_every_time_and_in_a_graph(kind: str) -> None:
-    from some_moe.fast.ops.embedding import embedding_gradient
+    from some_moe.fast.ops.embedding_grad import embedding_gradient
 
     torch.manual_seed(0)
     grad = torch.randn(24_576, 384, device=DEVICE).bfloat16()
@@ -102,8 +102,8 @@ def test_the_same_bits_every_time_and_in_a_graph(kind: str) -> None:
     assert torch.equal(once, again)
     given, graph = other.clone(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        recorded = embedding_gradient(grad, given, 8192)
+        captured = embedding_gradient(grad, given, 8192)
     for now in (tokens, other, tokens):
         given.copy_(now)
         graph.replay()
-        assert torch.equal(recorded, embedding_gradient(grad, now, 8192))
+        assert torch.equal(captured, embedding_gradient(grad, now, 8192))

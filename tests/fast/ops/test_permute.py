@@ -1,4 +1,4 @@
-"""Slots counted into rows lie where a stable sort would put them, each expert's from a tile's first row on."""
+"""The permutation is that of a stable sort by expert, each expert's rows padded to whole tiles."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 
 
-def place_obviously(experts: Tensor, num_experts: int, size: int, num_tiles: int) -> tuple[Tensor, Tensor]:
+def permute_by_sort(experts: Tensor, num_experts: int, size: int, num_tiles: int) -> tuple[Tensor, Tensor]:
     """The row of each slot (N, K) and the expert of each tile (num_tiles,), by a sort."""
     slots = experts.flatten()
     counts = slots.bincount(minlength=num_experts)
@@ -21,11 +21,11 @@ def place_obviously(experts: Tensor, num_experts: int, size: int, num_tiles: int
     return row.view(experts.shape), torch.nn.functional.pad(owners, (0, num_tiles - len(owners)), value=-1)
 
 
-def assert_placed(experts: Tensor, num_experts: int, size: int) -> None:
-    from some_moe.fast.ops.placing import most_tiles, place_slots
+def assert_permuted(experts: Tensor, num_experts: int, size: int) -> None:
+    from some_moe.fast.ops.permute import max_tiles, permute_slots
 
-    found = place_slots(experts, num_experts, size)
-    row, tile_expert = place_obviously(experts, num_experts, size, most_tiles(experts.numel(), num_experts, size))
+    found = permute_slots(experts, num_experts, size)
+    row, tile_expert = permute_by_sort(experts, num_experts, size, max_tiles(experts.numel(), num_experts, size))
     assert found.row.dtype == found.tile_expert.dtype == torch.int32
     assert torch.equal(found.row.long(), row)
     assert torch.equal(found.tile_expert.long(), tile_expert)
@@ -39,22 +39,22 @@ def assert_placed(experts: Tensor, num_experts: int, size: int) -> None:
 )
 def test_slots_lie_where_a_stable_sort_puts_them(n: int, num_experts: int, top_k: int, size: int) -> None:
     torch.manual_seed(n)
-    assert_placed(torch.rand(n, num_experts, device=DEVICE).topk(top_k).indices, num_experts, size)
+    assert_permuted(torch.rand(n, num_experts, device=DEVICE).topk(top_k).indices, num_experts, size)
 
 
 @pytest.mark.parametrize("size", [16, 128])
 def test_experts_without_slots_take_no_tile(size: int) -> None:
-    assert_placed(torch.full((513, 1), 3, device=DEVICE), 7, size)
-    assert_placed(torch.randint(2, (300, 2), device=DEVICE) * 40 + 11, 64, size)
+    assert_permuted(torch.full((513, 1), 3, device=DEVICE), 7, size)
+    assert_permuted(torch.randint(2, (300, 2), device=DEVICE) * 40 + 11, 64, size)
 
 
 @pytest.mark.parametrize(("num_slots", "num_experts"), [(98_304, 64), (262_144, 512), (300_000, 4096)])
 def test_many_slots_of_skewed_experts(num_slots: int, num_experts: int) -> None:
     torch.manual_seed(0)
     experts = (torch.rand(num_slots // 4, 4, device=DEVICE) ** 3 * num_experts).long()
-    assert_placed(experts, num_experts, 128)
+    assert_permuted(experts, num_experts, 128)
 
 
 def test_more_blocks_than_are_added_up_at_once() -> None:
     torch.manual_seed(1)
-    assert_placed(torch.randint(3, (140_000, 2), device=DEVICE), 3, 64)
+    assert_permuted(torch.randint(3, (140_000, 2), device=DEVICE), 3, 64)

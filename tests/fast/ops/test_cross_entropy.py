@@ -1,4 +1,4 @@
-"""The kernel of the training loss equals torch's own cross-entropy in float64: nats, loss, and all gradients."""
+"""The kernel of the training loss equals torch's own in float64: per-token losses, loss, and all gradients."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ WEIGHTS = {
 
 @pytest.fixture
 def kernels() -> Any:
-    return pytest.importorskip("some_moe.fast.ops.loss")
+    return pytest.importorskip("some_moe.fast.ops.cross_entropy")
 
 
 def draw(n: int, vocabulary: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits (n, V), targets (n,), a bias (V,) that is part of the logits, and a denominator ()."""
+    """Logits (n, V), targets (n,), the detached bias (V,) of the logits, and a denominator ()."""
     torch.manual_seed(n + vocabulary)
     logits = (4 * torch.randn(n, vocabulary, device="cuda")).to(dtype).requires_grad_()
     bias = torch.randn(vocabulary, device="cuda", requires_grad=True)
@@ -36,19 +36,19 @@ def assert_equals_float64(
     kernels: Any, logits: Tensor, targets: Tensor, bias: Tensor, denominator: Tensor, weights: Tensor | None,
     factor: float = 1.0,
 ) -> None:  # fmt: skip
-    loss, nats = kernels.find_loss(logits, targets, weights, denominator, bias)
+    loss, losses = kernels.find_loss(logits, targets, weights, denominator, bias)
     grad, grad_bias = torch.autograd.grad(factor * loss, (logits, bias))
     wide = logits.detach().double().requires_grad_()
-    wide_nats = F.cross_entropy(wide, targets, reduction="none")
-    weighed = wide_nats if weights is None else wide_nats * weights.double()
+    wide_losses = F.cross_entropy(wide, targets, reduction="none")
+    weighed = wide_losses if weights is None else wide_losses * weights.double()
     expected = weighed.sum() / denominator.double()
     (expected_grad,) = torch.autograd.grad(factor * expected, wide)
-    assert nats.dtype == loss.dtype == torch.float32
+    assert losses.dtype == loss.dtype == torch.float32
     assert (grad.dtype, grad_bias.dtype) == (logits.dtype, bias.dtype)
-    assert (loss.shape, nats.shape, grad_bias.shape) == ((), targets.shape, bias.shape)
+    assert (loss.shape, losses.shape, grad_bias.shape) == ((), targets.shape, bias.shape)
     assert loss.requires_grad
-    assert not nats.requires_grad
-    torch.testing.assert_close(nats.double(), wide_nats.detach(), rtol=1e-5, atol=1e-5)
+    assert not losses.requires_grad
+    torch.testing.assert_close(losses.double(), wide_losses.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(loss.detach().double(), expected.detach(), rtol=1e-5, atol=1e-5)
     # It is rounded once more where it is scaled. Near zero its error is that of a softmax, weighed as the gradient is.
     roundings, smallest = (1 if factor == 1 else 2), 3e-6 * abs(factor) / float(denominator)
@@ -106,10 +106,10 @@ def test_logits_far_from_zero_and_minus_infinity(kernels: Any) -> None:
         logits[2, :4000] = -torch.inf
         logits[3, 5000:] = -torch.inf
     targets[2], targets[3] = 4000, 0
-    loss, nats = kernels.find_loss(logits, targets, None, denominator, bias)
+    loss, losses = kernels.find_loss(logits, targets, None, denominator, bias)
     grad, grad_bias = torch.autograd.grad(loss, (logits, bias))
     expected = F.cross_entropy(logits.detach().double(), targets, reduction="none")
-    torch.testing.assert_close(nats.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(loss.detach().double(), expected.sum() / denominator.double(), rtol=1e-5, atol=1e-5)
     assert torch.isfinite(grad).all()
     assert torch.isfinite(grad_bias).all()
@@ -122,10 +122,10 @@ def test_rows_beyond_two_to_the_31_logits(kernels: Any) -> None:
     logits[-1, 5] = 20.0
     targets[-1] = 5
     one = torch.ones((), device="cuda")
-    loss, nats = kernels.find_loss(logits.requires_grad_(), targets, None, one)
+    loss, losses = kernels.find_loss(logits.requires_grad_(), targets, None, one)
     (grad,) = torch.autograd.grad(2 * loss, logits)
     expected = F.cross_entropy(logits.detach()[-1:].double(), targets[-1:])
-    torch.testing.assert_close(nats[-1].double(), expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(losses[-1].double(), expected, rtol=1e-3, atol=1e-6)
     assert grad[-1, 0] > 0 > grad[-1, 5]
     assert grad[-2, 0] == -2.0
 
@@ -136,23 +136,23 @@ def test_a_target_of_minus_100_counts_nothing(kernels: Any, weights: str) -> Non
     targets[::5] = -100
     drawn = WEIGHTS[weights](600)
     assert_equals_float64(kernels, logits, targets, bias, denominator, drawn)
-    loss, nats = kernels.find_loss(logits, targets, drawn, denominator, bias)
-    assert (nats[::5] == 0).all()
+    loss, losses = kernels.find_loss(logits, targets, drawn, denominator, bias)
+    assert (losses[::5] == 0).all()
     assert (torch.autograd.grad(loss, logits)[0][::5] == 0).all()
 
 
-def test_a_target_beyond_the_vocabulary_is_no_number(kernels: Any) -> None:
+def test_a_target_beyond_the_vocabulary_gives_nan(kernels: Any) -> None:
     logits, targets, bias, denominator = draw(6, 300, torch.bfloat16)
     targets[1] = 300
-    loss, nats = kernels.find_loss(logits, targets, None, denominator, bias)
-    assert nats.isnan().tolist() == [False, True, False, False, False, False]
+    loss, losses = kernels.find_loss(logits, targets, None, denominator, bias)
+    assert losses.isnan().tolist() == [False, True, False, False, False, False]
     assert loss.isnan()
 
 
 def test_no_tokens_give_no_loss(kernels: Any) -> None:
     logits, targets, bias, denominator = draw(0, 304, torch.bfloat16)
-    loss, nats = kernels.find_loss(logits, targets, None, denominator, bias)
-    assert (float(loss.detach()), nats.shape) == (0.0, (0,))
+    loss, losses = kernels.find_loss(logits, targets, None, denominator, bias)
+    assert (float(loss.detach()), losses.shape) == (0.0, (0,))
     grad, grad_bias = torch.autograd.grad(loss, (logits, bias))
     assert grad.shape == (0, 304)
     assert torch.equal(grad_bias, torch.zeros_like(bias))
@@ -170,8 +170,8 @@ def test_the_same_bits_each_time(kernels: Any) -> None:
     logits, targets, bias, denominator = draw(3000, 1504, torch.bfloat16)
     found = []
     for _ in range(2):
-        loss, nats = kernels.find_loss(logits, targets, targets % 3 == 0, denominator, bias)
-        found.append((loss, nats, *torch.autograd.grad(loss, (logits, bias))))
+        loss, losses = kernels.find_loss(logits, targets, targets % 3 == 0, denominator, bias)
+        found.append((loss, losses, *torch.autograd.grad(loss, (logits, bias))))
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
 
@@ -191,7 +191,7 @@ def test_the_logits_are_free_when_the_loss_is_there(kernels: Any) -> None:
     def find() -> Tensor:
         return kernels.find_loss(F.linear(x, weight), targets, None, denominator, bias)[0]
 
-    find().backward()  # type: ignore[no-untyped-call]  # leaves what the products work in, and gradients to add to
+    find().backward()  # type: ignore[no-untyped-call]  # leaves the GEMMs' workspace, and gradients to add to
     before, size = torch.cuda.memory_allocated(), 2 * 4096 * 4096
     loss = find()
     assert size <= torch.cuda.memory_allocated() - before < 1.1 * size  # the gradient is there, the logits are not
@@ -218,8 +218,8 @@ def test_the_models_head_learns_as_in_float64(vocabulary: int, weighed: bool) ->
         loss = model.score(x, casts["head"], targets, weights, denominator)
     found = (loss, *torch.autograd.grad(loss, leaves))
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    wide_nats = F.cross_entropy(F.linear(*wide).flatten(0, 1), targets.flatten(), reduction="none").view(3, 130)
-    wide_loss = (wide_nats if weights is None else wide_nats * weights).sum() / 300
+    wide_losses = F.cross_entropy(F.linear(*wide).flatten(0, 1), targets.flatten(), reduction="none").view(3, 130)
+    wide_loss = (wide_losses if weights is None else wide_losses * weights).sum() / 300
     expected = (wide_loss, *torch.autograd.grad(wide_loss, wide))
     for left, right in zip(found, expected, strict=True):
         assert left.dtype == torch.float32
@@ -235,12 +235,12 @@ def test_the_model_uses_the_kernel_where_it_learns(vocabulary: int) -> None:
     learning = model.loss(inputs, targets, denominator=denominator).loss
     with torch.no_grad():
         idle = model.loss(inputs, targets, denominator=denominator).loss
-    assert "Loss" in type(learning.grad_fn).__name__
+    assert "CrossEntropy" in type(learning.grad_fn).__name__
     assert idle.grad_fn is None
     torch.testing.assert_close(learning, idle, rtol=1e-5, atol=1e-5)
 
 
-def test_a_recorded_step_follows_its_inputs(kernels: Any) -> None:
+def test_a_captured_graph_follows_its_inputs(kernels: Any) -> None:
     logits, targets, bias, denominator = draw(500, 2048, torch.bfloat16)
     weights = torch.ones(500, dtype=torch.bool, device="cuda")
 
@@ -254,10 +254,10 @@ def test_a_recorded_step_follows_its_inputs(kernels: Any) -> None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
-        recorded = learn()
+        captured = learn()
     weights[::3] = False
     denominator.fill_(77.0)
     targets.copy_(targets.flip(0))
     graph.replay()
-    for left, right in zip(recorded, learn(), strict=True):
+    for left, right in zip(captured, learn(), strict=True):
         assert torch.equal(left, right)

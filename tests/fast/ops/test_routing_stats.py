@@ -41,7 +41,7 @@ def check_sums(
     ],
 )
 def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: int) -> None:
-    from some_moe.fast.ops.sums import sum_by_expert
+    from some_moe.fast.ops.routing_stats import sum_by_expert
 
     torch.manual_seed(n)
     query = torch.randn(n, d, device=DEVICE).bfloat16()
@@ -54,7 +54,7 @@ def test_sums_by_expert_equal_float64(n: int, num_experts: int, top_k: int, d: i
 
 @pytest.mark.parametrize(("num_experts", "d"), [(64, 512), (300, 64)])
 def test_sums_by_expert_are_the_same_bits_every_time(num_experts: int, d: int) -> None:
-    from some_moe.fast.ops.sums import sum_by_expert
+    from some_moe.fast.ops.routing_stats import sum_by_expert
 
     torch.manual_seed(0)
     query = torch.randn(5000, d, device=DEVICE).bfloat16()
@@ -67,7 +67,7 @@ def test_sums_by_expert_are_the_same_bits_every_time(num_experts: int, d: int) -
 @pytest.mark.parametrize("num_experts", [16, 300])
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_squares_of_huge_and_tiny_queries_stay_in_range(size: float, num_experts: int) -> None:
-    from some_moe.fast.ops.sums import sum_by_expert
+    from some_moe.fast.ops.routing_stats import sum_by_expert
 
     query = torch.full((40, 64), size, device=DEVICE).bfloat16()
     experts = torch.zeros(40, 1, dtype=torch.int64, device=DEVICE)
@@ -99,7 +99,7 @@ def test_sums_of_all_layers_equal_float64(
     own_tokens: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from some_moe.fast.ops import sums as summing
+    from some_moe.fast.ops import routing_stats as summing
 
     monkeypatch.setattr(summing, "PROGRAMS", programs)
     torch.manual_seed(n)
@@ -122,7 +122,7 @@ def test_sums_of_all_layers_equal_float64(
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_huge_and_tiny_queries_are_sampled_at_unit_length(size: float) -> None:
-    from some_moe.fast.ops.sums import sum_layers
+    from some_moe.fast.ops.routing_stats import sum_layers
 
     query = torch.full((40, 64), size, device=DEVICE).bfloat16()
     experts = torch.zeros(40, 1, dtype=torch.int64, device=DEVICE)
@@ -133,7 +133,7 @@ def test_huge_and_tiny_queries_are_sampled_at_unit_length(size: float) -> None:
 
 
 def test_queries_that_do_not_begin_at_an_aligned_address_are_summed() -> None:
-    from some_moe.fast.ops.sums import sum_layers
+    from some_moe.fast.ops.routing_stats import sum_layers
 
     torch.manual_seed(0)
     queries = [

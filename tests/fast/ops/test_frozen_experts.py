@@ -56,7 +56,7 @@ def choose(n: int, num_experts: int, top_k: int) -> Tensor:
     [
         (333, 48, 88, 5, 5), (1000, 384, 1024, 64, 4), (257, 512, 1536, 256, 8), (300, 72, 136, 9, 3),
         (1, 64, 64, 4, 2),
-        (2000, 96, 256, 4, 2), (1000, 512, 1024, 16, 4), (5000, 40, 128, 3, 1),  # large tiles, which take turns
+        (2000, 96, 256, 4, 2), (1000, 512, 1024, 16, 4), (5000, 40, 128, 3, 1),  # large tiles: ping-pong
     ],
 )  # fmt: skip
 def test_bf16_equals_float64(kernel: str, n: int, d: int, f: int, num_experts: int, top_k: int) -> None:
@@ -96,21 +96,21 @@ def test_all_tokens_on_one_expert_and_others_empty(kernel: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "d", "f", "num_experts", "top_k"), [(4000, 384, 1024, 8, 4), (3000, 104, 384, 16, 2)])
-def test_taking_turns_equals_float64_and_the_plain_kernels(
+def test_pingpong_equals_float64_and_the_tma_kernels(
     n: int, d: int, f: int, num_experts: int, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from some_moe.fast.ops import pingpong, products
+    from some_moe.fast.ops import grouped_gemm, pingpong_gemm
 
     torch.manual_seed(5)
     weights, experts = draw(num_experts, d, f, torch.bfloat16), choose(n, num_experts, top_k)
     x, back = (torch.randn(n, d, device="cuda").bfloat16() for _ in range(2))
     if torch.cuda.get_device_capability(x.device)[0] != 9:
         pytest.skip("not a Hopper GPU")
-    assert pingpong.can_take_turns(x, products.choose_plan(x.dtype, n * top_k, num_experts).m, f)
+    assert pingpong_gemm.can_pingpong(x, grouped_gemm.choose_plan(x.dtype, n * top_k, num_experts).m, f)
     assert_close("triton", n, d, f, experts, num_experts, torch.bfloat16)
     arguments: Any = (x, experts, torch.rand(n, top_k, device="cuda"), weights, back)
     found, again = run("triton", *arguments), run("triton", *arguments)
-    monkeypatch.setattr(pingpong, "can_take_turns", lambda *_: False)
+    monkeypatch.setattr(pingpong_gemm, "can_pingpong", lambda *_: False)
     for left, same, right in zip(found, again, run("triton", *arguments), strict=True):
         assert torch.equal(left, same)
         assert (left.double() - right.double()).norm() <= 4e-3 * right.double().norm()
@@ -126,81 +126,31 @@ def test_the_same_bits_every_time() -> None:
 
 
 def test_compiled_code_computes_the_same_bits() -> None:
-    from some_moe.fast.ops import fused
+    from some_moe.fast.ops import frozen_experts
 
     torch.manual_seed(3)
     weights, experts = draw(8, 64, 128, torch.bfloat16), choose(300, 8, 2)
     x = torch.randn(300, 64, device="cuda").bfloat16().requires_grad_()
     gates, back = torch.rand(300, 2, device="cuda", requires_grad=True), torch.randn(300, 64, device="cuda").bfloat16()
     found = []
-    for mix in (fused.mix_experts, torch.compile(fused.mix_experts, fullgraph=True, backend="aot_eager")):
+    for mix in (
+        frozen_experts.mix_experts,
+        torch.compile(frozen_experts.mix_experts, fullgraph=True, backend="aot_eager"),
+    ):
         y = mix(x, experts, gates, weights)
         found.append([y.detach(), *torch.autograd.grad(y, (x, gates), back)])
     for left, right in zip(*found, strict=True):
         assert torch.equal(left, right)
 
 
-def test_what_is_known_of_weights_is_forgotten_with_them() -> None:
-    from some_moe.fast.ops import fused, products
+def test_cached_descriptors_are_dropped_with_their_weights() -> None:
+    from some_moe.fast.ops import frozen_experts, grouped_gemm
 
     gc.collect()
-    before, weights = len(products._DESCRIPTORS), draw(8, 64, 128, torch.bfloat16)
+    before, weights = len(grouped_gemm._DESCRIPTORS), draw(8, 64, 128, torch.bfloat16)
     x = torch.randn(300, 64, device="cuda").bfloat16()
     for _ in range(2):
-        fused.mix_experts(x, choose(300, 8, 2), torch.rand(300, 2, device="cuda"), weights)
-    assert len(products._DESCRIPTORS) == before + 2
+        frozen_experts.mix_experts(x, choose(300, 8, 2), torch.rand(300, 2, device="cuda"), weights)
+    assert len(grouped_gemm._DESCRIPTORS) == before + 2
     del weights
-    assert len(products._DESCRIPTORS) == before
-
-
-@pytest.mark.parametrize("num_experts", [50, 150])
-def test_queries_that_are_no_numbers_still_choose_experts_that_exist(num_experts: int) -> None:
-    from some_moe.fast.ops.nearest import nearest
-
-    query = torch.full((70, 64), float("nan"), device="cuda")
-    keys, bias = torch.randn(num_experts, 64, device="cuda"), torch.zeros(num_experts, device="cuda")
-    for dtype in (torch.bfloat16, torch.float32):
-        experts, _ = nearest(query.to(dtype), keys, bias, 4)
-        assert experts.min() >= 0
-        assert experts.max() < num_experts
-
-
-def test_nearest_chooses_as_float64_does() -> None:
-    from some_moe.fast.ops.nearest import nearest
-
-    torch.manual_seed(2)
-    for n, num_experts, top_k, d in ((1000, 64, 4, 384), (500, 512, 8, 96), (300, 300, 2, 64)):
-        query = torch.randn(n, d, device="cuda").bfloat16()
-        keys, bias = torch.randn(num_experts, d, device="cuda"), torch.randn(num_experts, device="cuda")
-        experts, scores = nearest(query, keys, bias, top_k)
-        exact = query.double() @ keys.double().T
-        assert torch.equal(experts, (exact + bias).topk(top_k).indices)
-        assert torch.allclose(scores.double(), exact.gather(1, experts), atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("temperature", [0.3, 1.0, None])
-@pytest.mark.parametrize(
-    ("n", "num_experts", "top_k", "d"), [(1000, 64, 4, 384), (500, 512, 8, 96), (3001, 20, 3, 1100)]
-)
-def test_gates_and_the_gradient_of_queries_equal_float64(
-    n: int, num_experts: int, top_k: int, d: int, temperature: float | None, dtype: torch.dtype
-) -> None:
-    """Without a temperature, scores."""
-    from some_moe.fast.ops.nearest import nearest
-
-    torch.manual_seed(n)
-    query = (torch.randn(n, d, device="cuda") / d**0.5).to(dtype).requires_grad_()
-    keys, bias = torch.randn(num_experts, d, device="cuda"), torch.randn(num_experts, device="cuda")
-    back = torch.randn(n, top_k, device="cuda")
-    experts, gates = nearest(query, keys, bias, top_k, temperature)
-    (grad,) = torch.autograd.grad(gates, query, back)
-    wide = query.detach().double().requires_grad_()
-    expected = (wide @ keys.double().T).gather(1, experts)
-    if temperature is not None:
-        expected = (expected / temperature).softmax(-1)
-        assert gates.sum(1).sub(1).abs().max() < 1e-6
-    (expected_grad,) = torch.autograd.grad(expected, wide, back.double())
-    torch.testing.assert_close(gates.double(), expected, rtol=1e-4, atol=1e-5)
-    rounding = 2.0**-8 if dtype == torch.bfloat16 else 1e-3
-    torch.testing.assert_close(grad.double(), expected_grad, rtol=rounding, atol=1e-4)
+    assert len(grouped_gemm._DESCRIPTORS) == before
