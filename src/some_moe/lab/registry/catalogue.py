@@ -17,6 +17,7 @@ from some_moe.lab.registry.records import Epoch, Experiment, Published, Source, 
 
 FIELDS = dict.fromkeys(RunConfig.field_names())
 EPOCH = [one.name for one in fields(Epoch)]
+DEFAULTS = Experiment(name="", series="", title="", config=RunConfig(), source=Source(""))
 T = TypeVar("T")
 
 
@@ -40,11 +41,9 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
         super().flatten_mapping(node)
 
 
-def flatten(values: Any) -> Any:
+def flatten(lines: Any) -> list[Any]:
     """Take apart the lists within a list, by which entries share some of their lines."""
-    if not isinstance(values, list):
-        return values
-    return [line for value in values for line in (flatten(value) if isinstance(value, list) else [value])]
+    return [line for part in lines for line in flatten(part)] if isinstance(lines, list) else [lines]
 
 
 def expect_fields(record: type, values: Any) -> Any:
@@ -128,7 +127,7 @@ class Catalogue:
     """All that has been read: an entry may start from any base and any experiment above it, or from the defaults."""
 
     sources: dict[str, Source] = field(default_factory=dict)
-    bases: dict[str, Experiment] = field(default_factory=dict)
+    bases: dict[str, Experiment] = field(default_factory=lambda: {"": DEFAULTS})
     experiments: dict[str, Experiment] = field(default_factory=dict)
 
     def read(self, name: str, text: str) -> tuple[Experiment, ...]:
@@ -160,19 +159,17 @@ class Catalogue:
             raise ConfigError("the name is taken; find another")
         if series and not entry.title:
             raise ConfigError("an experiment needs a title")
-        base = find("base", entry.base, starts) if entry.base else None
+        base = find("base", entry.base, starts)
         for one in entry.assumed:
             find("field", one, FIELDS)
         # What a study sets itself, or replaces with its whole room, is no longer assumed.
         settled = entry.changes if series and entry.published is None else {}
-        inherited = base.assumed if base else ()
-        assumed = {one for one in inherited if one not in settled and one.split(".")[0] not in settled}
-        config = base.config if base else RunConfig()
+        assumed = {one for one in base.assumed if one not in settled and one.split(".")[0] not in settled}
         return Experiment(
             name=name,
             series=series,
             title=entry.title,
-            config=config.override({"name": name, "experiment": name, **entry.changes}),
+            config=base.config.override({"name": name, "experiment": name, **entry.changes}),
             source=find("source", entry.source, self.sources) if series else Source(""),
             published=entry.published,
             assumed=tuple(one for one in FIELDS if one in assumed.union(entry.assumed)),

@@ -11,16 +11,14 @@ from some_moe.config import RunConfig
 from some_moe.config.parameters import ParameterCount, count_parameters
 
 
-def read_figure(text: object) -> object:
-    """Read one printed figure from text: a number would not keep its digits."""
-    if text is None or isinstance(text, Decimal):
-        return text
-    if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?", text):
+def check_figure(text: object) -> object:
+    """Refuse a figure that is not written as text: a number would not keep its digits."""
+    if text is not None and not (isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text)):
         raise ValueError(f"{text!r} is not a printed figure; write it in quotes, such as '0.50'")
-    return Decimal(text)
+    return text
 
 
-Figure = Annotated[Decimal | None, BeforeValidator(read_figure)]
+Figure = Annotated[Decimal | None, BeforeValidator(check_figure)]
 """As it was printed. None stands for a figure that was not printed."""
 
 
