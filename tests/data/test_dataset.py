@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from some_moe.config import ConfigError, DataConfig
+from some_moe.data import lexicon
 from some_moe.data.batches import encode_rows
 from some_moe.data.dataset import cache_folder, prepare
 from some_moe.data.tokenizer import BOS, EOS, Tokenizer
@@ -60,6 +61,21 @@ def test_changed_content_and_settings_miss_the_cache(source: Path) -> None:
     source.write_text(source.read_text(encoding="utf-8") + '{"text": "One more story."}\n', encoding="utf-8")
     digests.add(prepare(config, 400).digest)
     assert len(digests) == 4
+
+
+@pytest.mark.parametrize("changed", ["lexicon.txt", "plots.txt"])
+def test_changed_words_of_the_stories_miss_the_cache(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DataConfig(source="stories", seq_len=32, train_subset_size=8, val_subset_size=2)
+    prepare(config, 300)
+    copies = []
+    for file in lexicon.FILES:
+        copies.append(tmp_path / file.name)
+        copies[-1].write_bytes(file.read_bytes() + (b"# more\n" if file.name == changed else b""))
+    monkeypatch.setattr(lexicon, "FILES", copies)
+    prepare(config, 300)
+    assert len(list(cache_folder().iterdir())) == 2
 
 
 def test_a_damaged_cache_entry_is_made_again(source: Path) -> None:

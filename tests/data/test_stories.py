@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from some_moe.data import lexicon, plots, stories
+from some_moe.data import stories
+from some_moe.data.lexicon import LEXICON, PLOTS
 from some_moe.data.stories import PARTS, POS, ROLES, Story, Word, tell, tell_many
 
 TEXTS_OF_FIRST_100 = "87f71693770d1bc5256bfc69870c87204d367c436b88a35f3c0d76f3b77af039"
@@ -54,10 +55,9 @@ def read_entries(text: str) -> list[tuple[str, str]]:
 
 def list_plans() -> list[str]:
     """Every phrase of the lexicon and the plots."""
-    blocks = [lexicon.HELPERS, lexicon.PLACES, lexicon.SPOTS, lexicon.FACTS, lexicon.TURNS]
-    phrases = [value for block in (*blocks, *plots.PLOTS.values()) for _, value in read_entries(block)]
-    tables = [value for block in (lexicon.TABLES, plots.TABLES) for _, value in read_entries(block)]
-    return phrases + [table.partition("//")[2] for table in (*tables, lexicon.KINDS)]
+    blocks = [LEXICON[name] for name in ("helpers", "places", "spots", "facts", "turns")]
+    phrases = [value for block in (*blocks, *PLOTS.values()) for _, value in read_entries(block)]
+    return phrases + [table.partition("//")[2] for _, table in read_entries(LEXICON["tables"])]
 
 
 def test_the_first_hundred_stories_are_the_same_on_every_machine() -> None:
@@ -115,7 +115,7 @@ def test_openings_and_endings_vary(book: tuple[list[str], float]) -> None:
 def test_every_plot_is_told() -> None:
     marks = ("lost", "sorry", "brave", "share", "give up", "birthday", "hide", "Kindness", "learned to")
     texts = [story.text for story in tell_many(400)]
-    assert len(plots.PLOTS) >= 8
+    assert len(PLOTS) >= 8
     for mark in marks:
         assert any(mark in text for text in texts), mark
 
@@ -157,7 +157,7 @@ def test_the_names_of_hero_and_friend_stay_the_same(tagged: list[Story]) -> None
 
 
 def test_pronouns_agree_with_the_person_all_through_the_story(tagged: list[Story]) -> None:
-    girls = set(dict(read_entries(lexicon.NAMES))["she"].split())
+    girls = set(dict(read_entries(LEXICON["names"]))["she"].split())
     for story in tagged:
         for role in PEOPLE:
             spoken = {word.text.lower() for word in story.words if (word.role, word.pos) == (role, "pron")}
@@ -236,7 +236,7 @@ def test_a_want_meets_a_problem_and_hero_and_friend_are_there_at_the_end(tagged:
 
 
 def test_every_word_of_every_plan_is_in_the_lexicon() -> None:
-    lists = [value for block in (lexicon.NAMES, lexicon.WORDS) for _, value in read_entries(block)]
+    lists = [value for name in ("names", "words") for _, value in read_entries(LEXICON[name])]
     known = set(" ".join(lists).split())
     for plan in list_plans():
         literal = re.sub(r"\{[^}]*\}|[hfex]>[hfex]?\"|<[a-z]+|/[a-z]+|'s|\+", " ", plan)
@@ -244,8 +244,14 @@ def test_every_word_of_every_plan_is_in_the_lexicon() -> None:
         assert not [word for word in words if not {word, word.lower()} & known], plan
 
 
+def test_settings_are_of_plots_and_kinds_of_place_that_there_are() -> None:
+    settings = dict(read_entries(LEXICON["settings"]))
+    assert settings.keys() <= PLOTS.keys()
+    assert set(" ".join(settings.values()).split()) <= dict(read_entries(LEXICON["places"])).keys()
+
+
 def test_every_word_is_listed_under_one_part_of_speech() -> None:
-    listed = Counter(word for _, value in read_entries(lexicon.WORDS) for word in value.split())
+    listed = Counter(word for _, value in read_entries(LEXICON["words"]) for word in value.split())
     assert not [word for word, count in listed.items() if count > 1]
 
 

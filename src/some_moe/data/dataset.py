@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.data import lexicon, plots, stories
+from some_moe.data import lexicon, stories
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.sources import SPLITS, Corpus, load_corpus
 from some_moe.data.tokenizer import Tokenizer
@@ -71,12 +71,12 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def _generator_digest(config: DataConfig) -> str | None:
-    """What decides the generated stories: the generator's own source and the sizes. None for other sources."""
+    """What decides the generated stories: the generator's source, its words and the sizes. None for other sources."""
     if config.source != "stories":
         return None
-    sources = [Path(module.__file__).read_bytes() for module in (lexicon, plots, stories) if module.__file__]
+    files = [Path(lexicon.__file__), *lexicon.FILES, Path(stories.__file__)]
     sizes = f"{config.train_subset_size} {config.val_subset_size}".encode()
-    return hashlib.sha256(b"\0".join([*sources, sizes])).hexdigest()
+    return hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()
 
 
 def _encode(corpus: Corpus, config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None) -> Dataset:

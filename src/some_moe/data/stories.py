@@ -2,7 +2,7 @@
 
 `tell(index, seed)` is story number `index` of the book `seed`, and depends on nothing else. A story draws its
 cast, place and things once, picks a plot, and tells each beat of it in one of several ways; all the words are
-in plots.py and lexicon.py. Every word knows its part of speech, its role, and its part of the plot (`PARTS`).
+in plots.txt and lexicon.txt. Every word knows its part of speech, its role, and its part of the plot (`PARTS`).
 
 Parts of speech (`POS`): "prep" is also the particle of a phrasal verb before its object (picked up the kite),
 "part" is "to" before a verb, "not" and the possessive "'s"; auxiliaries and participles are "verb", except
@@ -20,7 +20,7 @@ from functools import cache
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from some_moe.data import lexicon, plots
+from some_moe.data.lexicon import LEXICON, PLOTS, read_entries
 
 __all__ = ["PARTS", "POS", "ROLES", "Story", "Word", "tell", "tell_many"]
 
@@ -115,7 +115,7 @@ _BITS = 24
 
 
 class _Parser:
-    """Reads the notation of plots.py."""
+    """Reads the notation of plots.txt."""
 
     def __init__(self, text: str) -> None:
         self.text, self.position = text, 0
@@ -178,22 +178,15 @@ def _carry(word: str, pos: str, role: str) -> str:
 @cache
 def _vocabulary() -> dict[str, str]:
     """The usual part of speech of every word that plans may use."""
-    usual = {name: "propn" for names in _entries(lexicon.NAMES).values() for name in names.split()}
-    for pos, words in _entries(lexicon.WORDS).items():
+    usual = {name: "propn" for names in _entries("names").values() for name in names.split()}
+    for pos, words in _entries("words").items():
         usual |= dict.fromkeys(words.split(), pos)
     return usual
 
 
-def _read_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Keys and values of the lines "key = value"; a value goes on in the indented lines below it."""
-    for entry in re.split(r"\n(?! )", text.strip()):
-        key, _, value = entry.partition(" = ")
-        yield key, " ".join(value.split())
-
-
 @cache
-def _entries(text: str) -> dict[str, str]:
-    return dict(_read_entries(text))
+def _entries(section: str) -> dict[str, str]:
+    return dict(read_entries(LEXICON[section]))
 
 
 @cache
@@ -222,9 +215,10 @@ def _table(text: str) -> tuple[Row, ...]:
 
 @cache
 def _tables() -> dict[str, tuple[Row, ...]]:
-    texts = _entries(lexicon.TABLES) | _entries(plots.TABLES)
+    texts = dict(_entries("tables"))
+    kinds = texts.pop("kinds")
     for who in ("hero", "friend"):
-        texts[who] = lexicon.KINDS.replace(":own", f":{who}").replace("{his}", f"{{{who}.his}}")
+        texts[who] = kinds.replace(":own", f":{who}").replace("{his}", f"{{{who}.his}}")
     return {name: _table(text) for name, text in texts.items()}
 
 
@@ -239,7 +233,7 @@ def _place(text: str) -> Row:
 @cache
 def _plot(name: str) -> tuple[tuple[str, tuple[Phrase, ...]], ...]:
     """The beats of a plot: its part, with "?" if it can be left out, and the ways to tell it."""
-    beats = [("opening", "{opening}"), *_read_entries(plots.PLOTS[name]), ("ending", "{closing}")]
+    beats = [("opening", "{opening}"), *read_entries(PLOTS[name]), ("ending", "{closing}")]
     return tuple((part, _alternatives(text)) for part, text in beats)
 
 
@@ -248,7 +242,7 @@ class _Teller:
 
     def __init__(self, random: Random) -> None:
         self.draw_bits = random.getrandbits
-        self.plot = self.pick_evenly(tuple(plots.PLOTS))
+        self.plot = self.pick_evenly(tuple(PLOTS))
         self.rows: dict[str, Row] = {}
         self.facts: Facts = {text: (Piece(text, "pron", role),) for text, role in _THINGS.items()}
         self.cast_hero_and_friend()
@@ -281,7 +275,7 @@ class _Teller:
             other_name, other_kind, other_pronoun = name, kind, pronoun
             pronoun = self.pick_evenly(("she", "he"))
             while name == other_name:
-                name = self.pick(_entries(lexicon.NAMES)[pronoun].split())
+                name = self.pick(_entries("names")[pronoun].split())
             while kind == other_kind:
                 kind = self.pick_kind(pronoun)
             self.rows[who] = _tables()[who][kind]
@@ -296,8 +290,8 @@ class _Teller:
     def cast_helper(self) -> None:
         """Somebody older, whom not every plot needs."""
         pronoun = self.pick_evenly(("she", "he"))
-        text = self.pick(_entries(lexicon.HELPERS)[pronoun].split(";"))
-        text = text.replace("+", self.pick(_entries(lexicon.NAMES)["elder"].split()))
+        text = self.pick(_entries("helpers")[pronoun].split(";"))
+        text = text.replace("+", self.pick(_entries("names")["elder"].split()))
         self.call("helper", self.expand(parse_phrase(text, "helper")), pronoun, self.facts["he"][0].text)
 
     def call(self, who: str, pieces: tuple[Piece, ...], pronoun: str, other: str) -> None:
@@ -309,10 +303,10 @@ class _Teller:
 
     def set_scene(self) -> None:
         """Draw the place and three spots in it."""
-        places = _entries(lexicon.PLACES)
-        kind = self.pick_evenly(plots.PLACES.get(self.plot, tuple(places)))
+        places = _entries("places")
+        kind = self.pick_evenly(_entries("settings").get(self.plot, " ".join(places)).split())
         self.rows["place"] = _place(self.pick(places[kind].split(";")))
-        spots = list(_alternatives(_entries(lexicon.SPOTS)[kind], "spot"))
+        spots = list(_alternatives(_entries("spots")[kind], "spot"))
         self.rows["spot"] = {number: spots.pop(spots.index(self.pick(spots))) for number in "123"}
 
     def expand(self, phrase: Phrase) -> tuple[Piece, ...]:
@@ -330,7 +324,7 @@ class _Teller:
 
     def fill(self, name: str) -> tuple[Piece, ...]:
         """Words for a slot: a turn of phrase, new each time, or a fact, which then stays as it is."""
-        if name in (turns := _entries(lexicon.TURNS)):
+        if name in (turns := _entries("turns")):
             return self.expand(self.pick(_alternatives(turns[name])))
         if name in (facts := _facts()):
             self.facts[name] = self.expand(self.pick(facts[name]))
@@ -344,7 +338,7 @@ class _Teller:
 
 @cache
 def _facts() -> dict[str, tuple[Phrase, ...]]:
-    facts = ((key.partition(":"), text) for key, text in _read_entries(lexicon.FACTS))
+    facts = ((key.partition(":"), text) for key, text in _entries("facts").items())
     return {name: _alternatives(text, role) for (name, _, role), text in facts}
 
 

@@ -6,8 +6,7 @@ from decimal import Decimal
 import pytest
 
 from some_moe.config import RunConfig
-from some_moe.lab.registry import find_experiment
-from some_moe.lab.registry.published import PUBLISHED
+from some_moe.lab.registry import PUBLISHED, find_experiment
 from some_moe.lab.registry.records import Epoch, Experiment, Published, Trace
 
 NAMES = [

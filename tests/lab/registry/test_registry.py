@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from some_moe.config import ConfigError, RunConfig
-from some_moe.lab.registry import EXPERIMENTS, find_experiment, group_by_series
-from some_moe.lab.registry.baselines import BASELINES
+from some_moe.lab.registry import BASELINES, EXPERIMENTS, find_experiment, group_by_series
 from some_moe.lab.registry.records import Experiment
 
 every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)

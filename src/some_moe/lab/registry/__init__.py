@@ -1,15 +1,17 @@
-"""All experiments by name: the published runs, the studies and the baselines."""
+"""All experiments by name: the published runs, the studies and the baselines, each group from its YAML file."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from some_moe.config import ConfigError, did_you_mean
-from some_moe.lab.registry.ablations import STUDIES
-from some_moe.lab.registry.baselines import BASELINES
-from some_moe.lab.registry.published import PUBLISHED
+from some_moe.lab.registry.catalogue import Catalogue
 from some_moe.lab.registry.records import Epoch, Experiment, Published, Source, Trace
 
 __all__ = [
+    "BASELINES",
     "EXPERIMENTS",
+    "PUBLISHED",
+    "STUDIES",
     "Epoch",
     "Experiment",
     "Published",
@@ -19,6 +21,11 @@ __all__ = [
     "group_by_series",
 ]
 
+_CATALOGUE = Catalogue()
+PUBLISHED, STUDIES, BASELINES = (
+    _CATALOGUE.read(name, (Path(__file__).parent / name).read_text(encoding="utf-8"))
+    for name in ("published.yaml", "studies.yaml", "baselines.yaml")
+)
 EXPERIMENTS: tuple[Experiment, ...] = (*PUBLISHED, *STUDIES, *BASELINES)
 
 

@@ -1,12 +1,25 @@
 """What an experiment is: a config, what a report published about it, and what had to be assumed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from some_moe.config import RunConfig
 from some_moe.config.parameters import ParameterCount, count_parameters
+
+
+def check_figure(text: object) -> object:
+    """Refuse a figure that is not written as text: a number would not keep its digits."""
+    if text is not None and not (isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text)):
+        raise ValueError(f"{text!r} is not a printed figure; write it in quotes, such as '0.50'")
+    return text
+
+
+Figure = Annotated[Decimal | None, BeforeValidator(check_figure)]
+"""As it was printed. None stands for a figure that was not printed."""
 
 
 @dataclass(frozen=True)
@@ -19,14 +32,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One published epoch. None stands for a figure that was not printed."""
+    """One published epoch."""
 
     epoch: int
-    train_loss: Decimal | None
-    val_loss: Decimal | None
-    perplexity: Decimal | None
-    gini: Decimal | None = None
-    entropy_bits: Decimal | None = None
+    train_loss: Figure
+    val_loss: Figure
+    perplexity: Figure
+    gini: Figure = None
+    entropy_bits: Figure = None
 
 
 @dataclass(frozen=True)
@@ -40,24 +53,24 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """The printed figures of a run, digit for digit. None stands for a figure that was not printed.
+    """The printed figures of a run, digit for digit.
 
     The losses are as their report counts them: the reports v2 to v4 average over padding, so theirs are not
     nats per real token. Gini and entropy are those of `middle_layer`.
     """
 
-    train_loss: Decimal | None = None
-    val_loss: Decimal | None = None
-    perplexity: Decimal | None = None
-    gini: Decimal | None = None
-    entropy_bits: Decimal | None = None
-    max_entropy_bits: Decimal | None = None
+    train_loss: Figure = None
+    val_loss: Figure = None
+    perplexity: Figure = None
+    gini: Figure = None
+    entropy_bits: Figure = None
+    max_entropy_bits: Figure = None
     experts_used: int | None = None
     num_experts: int | None = None
     middle_layer: int | None = None
-    total_parameters_millions: Decimal | None = None
-    trainable_parameters_millions: Decimal | None = None
-    trainable_percent: Decimal | None = None
+    total_parameters_millions: Figure = None
+    trainable_parameters_millions: Figure = None
+    trainable_percent: Figure = None
     steps: int | None = None
     epochs: tuple[Epoch, ...] = ()
     traces: tuple[Trace, ...] = ()
@@ -97,39 +110,3 @@ class Experiment:
     @property
     def parameters(self) -> ParameterCount:
         return count_parameters(self.config.model)
-
-    def derive(
-        self, name: str, changes: Mapping[str, Any], *, series: str, title: str, question: str,
-        source: Source | None = None, notes: tuple[str, ...] = (),
-    ) -> "Experiment":  # fmt: skip
-        """Return this run under a new name with dotted fields (or whole rooms) replaced."""
-        chosen = tuple(changes)
-        return replace(
-            self,
-            name=name,
-            series=series,
-            title=title,
-            config=self.config.override({"name": name, "experiment": name, **changes}),
-            source=source or self.source,
-            published=None,
-            # What a study sets itself, or replaces with its whole room, is no longer assumed.
-            assumed=tuple(f for f in self.assumed if f not in chosen and f.split(".")[0] not in chosen),
-            notes=notes,
-            derived_from=self.name,
-            question=question,
-        )
-
-
-def figure(text: str | None) -> Decimal | None:
-    """Read one printed figure; None and "-" stand for one that was not printed."""
-    return None if text in (None, "-") else Decimal(str(text))
-
-
-def read_epochs(table: str) -> tuple[Epoch, ...]:
-    """Read lines of: epoch, train loss, val loss, perplexity, gini, entropy in bits ("-": not printed)."""
-    epochs = []
-    for line in table.strip().splitlines():
-        number, *figures = line.split()
-        train_loss, val_loss, perplexity, gini, entropy = map(figure, figures)
-        epochs.append(Epoch(int(number), train_loss, val_loss, perplexity, gini, entropy))
-    return tuple(epochs)

@@ -4,10 +4,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 from some_moe.config import ConfigError
-from some_moe.lab.registry import EXPERIMENTS, find_experiment, group_by_series
-from some_moe.lab.registry.ablations import STUDIES
-from some_moe.lab.registry.baselines import BASELINES
-from some_moe.lab.registry.published import PUBLISHED
+from some_moe.lab.registry import BASELINES, EXPERIMENTS, PUBLISHED, STUDIES, find_experiment, group_by_series
 from some_moe.lab.registry.records import Experiment
 
 STUDY_PREFIX = "Studies: "
