@@ -335,19 +335,29 @@ class FastLM(SomeLM):
         x = self.drop_embedding(x, info)
         if self.model.residual_dtype == "auto":
             x = x.to(product_dtype(x))
-        if not info.sums or not statistics.sums_come_together(self.model, x):
-            return *self.run_fast_blocks(x, geometry, info, top_k, cache, casts), casts["head"]
-        x, routings = self.run_fast_blocks(x, geometry, replace(info, sums=False), top_k, cache, casts)
-        samples = statistics.choose_samples(info, self.layer_words, self.gravity)
-        sizes = self.layer_words, self.model.num_experts, self.gravity
-        return x, statistics.summarize_layers(routings, info, samples, *sizes), casts["head"]
+        if info.sums and statistics.sums_come_together(self.model, x):
+            infos = [replace(info, sums=False)] * len(self.blocks)
+            x, routings = self.run_fast_blocks(x, geometry, infos, top_k, cache, casts)
+            samples = statistics.choose_samples(info, self.layer_words, self.gravity)
+            sizes = self.layer_words, self.model.num_experts, self.gravity
+            return x, statistics.summarize_layers(routings, info, samples, *sizes), casts["head"]
+        infos = [info] * len(self.blocks)
+        if info.sums and self.layers:
+            infos = statistics.inform_layers(info, self.layer_words, self.gravity)
+        return *self.run_fast_blocks(x, geometry, infos, top_k, cache, casts), casts["head"]
 
     def run_fast_blocks(
-        self, x: Tensor, geometry: Geometry, info: TokenInfo, top_k: int | None, cache: Cache | None, casts: Casts
+        self,
+        x: Tensor,
+        geometry: Geometry,
+        infos: Sequence[TokenInfo],
+        top_k: int | None,
+        cache: Cache | None,
+        casts: Casts,
     ) -> tuple[Tensor, tuple[Routing, ...]]:
-        """As `run_blocks`, each block with its casts."""
+        """As `run_blocks`, each block with its casts, and what it must know about the tokens."""
         routings: list[Routing] = []
-        for number, block in enumerate(self.blocks):
+        for number, (block, info) in enumerate(zip(self.blocks, infos, strict=True)):
             previous_query = routings[-1].query if routings else None
             arguments = (x, geometry, info, top_k, previous_query, cache, below(casts, f"blocks.{number}"))
             if self.checkpoint_activations and torch.is_grad_enabled():

@@ -4,7 +4,7 @@ Shapes: L layers, B rows, T positions, N = B·T tokens, E experts, K chosen, D m
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,19 @@ from some_moe.model import routing as plain
 from some_moe.model.routing import NOT_SAMPLED, Routing, count_fraction, lowest_uncounted, pad_samples, unit_vectors
 from some_moe.model.tokens import TokenInfo
 from some_moe.precision import product_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledInfo(TokenInfo):
+    """What a layer must know about its tokens, its samples among it: chosen for all layers by three launches."""
+
+    samples: tuple[Tensor, Tensor]  # places and orders (S,)
+
+
+def inform_layers(info: TokenInfo, layer_words: Tensor, gravity: GravityConfig) -> list[TokenInfo]:
+    """What each of L layers must know, with its samples. layer_words (L, 2)."""
+    places, orders = choose_samples(info, layer_words, gravity)
+    return [SampledInfo(**vars(info), samples=pair) for pair in zip(places.unbind(), orders.unbind(), strict=True)]
 
 
 @torch.no_grad()
@@ -45,7 +58,10 @@ def summarize(
     query, experts = query.flatten(0, 1), experts.flatten(0, 1)
     counted = count_fraction(info, layer_words, gravity).flatten()
     counts, pairs, query_sum, number = sum_by_expert(experts, counted, query, num_experts)
-    (place,), (order,) = choose_samples(info, layer_words[None], gravity)
+    if isinstance(info, SampledInfo):
+        place, order = info.samples
+    else:
+        (place,), (order,) = choose_samples(info, layer_words[None], gravity)
     return {
         "counts": counts,
         "query_sum": query_sum,
