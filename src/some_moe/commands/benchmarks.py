@@ -50,6 +50,8 @@ def bench_layer(arguments: list[str]) -> int:
     _add_common(parser)
     options = parser.parse(arguments)
 
+    from dataclasses import asdict
+
     from some_moe.lab.bench.layer import LayerSettings
     from some_moe.lab.bench.layer import bench_layer as measure
     from some_moe.lab.bench.record import append_section, check_output, describe_benchmark, write_report
@@ -78,7 +80,7 @@ def bench_layer(arguments: list[str]) -> int:
     variants = list_variants(device, compiled, _split(options.variants) if options.variants else ())
     json_file, markdown_file = check_output(options.json, "--json"), check_output(options.markdown, "--markdown")
     report: dict[str, Any] = describe_benchmark("layer", arguments, device)
-    report |= {"settings": settings.to_dict(), "cases": []}
+    report |= {"settings": asdict(settings), "cases": []}
     look: dict[str, Any] = {"width": terminal_width(), "style": Style(on_terminal())}
     for case in measure(settings, variants, device):
         report["cases"].append(case)

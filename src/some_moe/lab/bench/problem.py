@@ -14,6 +14,7 @@ from some_moe.experts import ExpertWeights, LoraWeights
 from some_moe.lab.bench.shapes import LayerShape
 from some_moe.metrics.usage import gini
 
+STACKS = ("up", "up_bias", "down", "down_bias")
 SKEWED_GINI = 0.9
 TUNING_TOKENS = 2048
 
@@ -49,9 +50,9 @@ def make_weights(
 
 def trained_tensors(weights: ExpertWeights) -> dict[str, Tensor]:
     """The weights that want a gradient, by name."""
-    found = {name: getattr(weights, name) for name in ("up", "up_bias", "down", "down_bias")}
+    found = {name: getattr(weights, name) for name in STACKS}
     if weights.lora is not None:
-        found |= {name: getattr(weights.lora, name) for name in ("up_in", "up_out", "down_in", "down_out")}
+        found |= vars(weights.lora)
     return {name: stack for name, stack in found.items() if stack.requires_grad}
 
 

@@ -3,7 +3,7 @@
 Symbols: N tokens, k experts a token, d model width, f hidden width, E experts, L layers, T positions, V vocabulary.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from some_moe.config import ConfigError, ModelConfig
@@ -34,9 +34,6 @@ class LayerShape:
                 raise ConfigError(f"{name} {getattr(self, name)} is out of range; use 1 or more")
         if self.top_k > self.num_experts:
             raise ConfigError(f"top_k {self.top_k} is more than num_experts {self.num_experts}; lower top_k")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def resize(self, **sizes: int | None) -> "LayerShape":
         """The same shape with some sizes changed (None leaves one as it is), named after its sizes."""

@@ -22,6 +22,12 @@ class Task:
     timed: Callable[[], Any]
     before: Callable[[], object] | None = None
 
+    def run(self) -> Any:
+        """Do both once; return what the timed call returns."""
+        if self.before is not None:
+            self.before()
+        return self.timed()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -83,6 +89,17 @@ class Clock:
         started = time.perf_counter()
         self.measure(task, 1)
         return time.perf_counter() - started
+
+    def weigh(self, task: Task) -> tuple[int | None, Any]:
+        """Bytes that one call allocates at its peak, which a GPU alone counts, and what the call returns."""
+        if not self.on_gpu:
+            return None, task.run()
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        result = task.run()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self.device) - before, result
 
 
 def time_in_turns(
