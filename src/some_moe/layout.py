@@ -15,9 +15,9 @@ GAP = "  "
 NARROWEST_TEXT = 12
 
 
-def format_number(value: float | Decimal | None, form: str = "", *, absent: str = ABSENT) -> str:
-    """A number in a format of Python's, such as ",.2f"; what `absent` says where there is none."""
-    return absent if value is None else format(value, form)
+def format_number(value: float | Decimal | None, form: str = "", unit: str = "", *, absent: str = ABSENT) -> str:
+    """A number in a format of Python's, such as ",.2f", and its unit; what `absent` says where there is none."""
+    return absent if value is None else format(value, form) + unit
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def text_column(header: str, name: str, *, wraps: bool = False) -> Column:
     return Column(header, lambda record: str(record[name]), wraps=wraps)
 
 
-def number_column(header: str, name: str, form: str = "", *, absent: str = ABSENT) -> Column:
+def number_column(header: str, name: str, form: str = "", unit: str = "", *, absent: str = ABSENT) -> Column:
     """The number that a record has under `name`, written as `format_number` does."""
-    return Column(header, lambda record: format_number(record.get(name), form, absent=absent), numeric=True)
+    return Column(header, lambda record: format_number(record.get(name), form, unit, absent=absent), numeric=True)
 
 
 class Table(NamedTuple):

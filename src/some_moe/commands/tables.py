@@ -10,7 +10,7 @@ LAYERS = (
     number_column("gini", "gini", ".3f"),
     Column("entropy bits", lambda f: f"{f['entropy_bits']:.3f} of {f['max_entropy_bits']:.0f}", numeric=True),
     Column("experts used", lambda layer: f"{layer['experts_used']} of {layer['num_experts']}", numeric=True),
-    Column("max load", lambda layer: f"{layer['max_load']:.1f}×", numeric=True),
+    number_column("max load", "max_load", ".1f", "×"),
     number_column("gate entropy", "gate_entropy_nats", ".3f"),
 )
 EPOCHS = (

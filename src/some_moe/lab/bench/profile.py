@@ -80,25 +80,26 @@ def profile_steps(
 def summarize(work: Iterable[Work], steps: int, model: ModelConfig, num_tokens: int) -> dict[str, Any]:
     """Add work up by class and by (class, kernel), in milliseconds a step."""
     classes: dict[str, float] = defaultdict(float)
-    kernels: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    kernels: dict[tuple[str, str], float] = defaultdict(float)
+    calls: dict[tuple[str, str], int] = defaultdict(int)
     for piece in work:
         name = classify(piece, model, num_tokens)
         classes[name] += piece.us
-        entry = kernels[name, piece.kernel]
-        entry[0] += piece.us
-        entry[1] += piece.calls
+        kernels[name, piece.kernel] += piece.us
+        calls[name, piece.kernel] += piece.calls
     total = sum(classes.values()) or 1.0
-    by_time = sorted(kernels.items(), key=lambda item: -item[1][0])
+
+    def spend(us: float) -> dict[str, float]:
+        return {"ms": us / 1e3 / steps, "share": us / total}
+
+    longest = sorted(kernels, key=lambda place: -kernels[place])[:NUM_TOP]
     return {
         "steps": steps,
         "ms": total / 1e3 / steps,
-        "classes": [
-            {"class": name, "ms": us / 1e3 / steps, "share": us / total}
-            for name, us in sorted(classes.items(), key=lambda item: -item[1])
-        ],
+        "classes": [{"class": name, **spend(us)} for name, us in sorted(classes.items(), key=lambda item: -item[1])],
         "kernels": [
-            {"class": name, "kernel": kernel, "calls": calls / steps, "ms": us / 1e3 / steps, "share": us / total}
-            for (name, kernel), (us, calls) in by_time[:NUM_TOP]
+            {"class": place[0], "kernel": place[1], "calls": calls[place] / steps, **spend(kernels[place])}
+            for place in longest
         ],
     }
 

@@ -2,22 +2,24 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count, pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.data.batches import Batch
-from some_moe.lab.bench.problem import SKEWED_GINI, log_popularity, reachable_gini
+from some_moe.lab.bench.problem import halve, log_popularity, reachable_gini
 from some_moe.lab.bench.profile import profile_steps
+from some_moe.lab.bench.recording import first_line
 from some_moe.lab.bench.shapes import find_chip, step_flops_per_token
-from some_moe.lab.bench.timing import Timing, make_event
+from some_moe.lab.bench.timing import Timing, mark, milliseconds
 from some_moe.metrics.usage import gini
+from some_moe.model.keystore import KeyState
 from some_moe.model.transformer import SomeLM
 from some_moe.training.machine import Machine, choose_machine, settle_experts
 from some_moe.training.optim import make_optimizer
@@ -108,7 +110,7 @@ def bench_step(config: RunConfig, *, steps: int, routing: str = "natural", profi
     try:
         return record | measure_step(config, machine, steps=steps, routing=routing, profile=profile)
     except torch.OutOfMemoryError as error:
-        return record | {"failure": f"out of memory: {str(error).splitlines()[0][:160]}"}
+        return record | {"failure": f"out of memory: {first_line(error)}"}
 
 
 def describe_step(config: RunConfig, machine: Machine, routing: str) -> dict[str, Any]:
@@ -136,8 +138,7 @@ def measure_step(config: RunConfig, machine: Machine, *, steps: int, routing: st
     if on_gpu:
         # From here on: a replayed step allocates nothing, so its memory shows only while it is recorded.
         torch.cuda.reset_peak_memory_stats(device)
-    batch = make_batch(config, machine)
-    model = make_model(config, machine)
+    batch, model = make_batch(config, machine), make_model(config, machine)
     if routing == "skewed":
         skew_selection(model, batch, config, machine)
     stepper = make_stepper(model, config, machine)
@@ -183,20 +184,20 @@ def profile_training(stepper: Stepper, batch: Batch) -> dict[str, Any]:
 
 def time_steps(step: Step, batch: Batch, steps: int, device: torch.device) -> tuple[list[float], StepResult]:
     """Milliseconds of each of `steps` steps, one after the other without waiting, and the last result."""
-    if device.type != "cuda":
-        marks = [time.perf_counter()]
-        for _ in range(steps):
-            result = step(batch)
-            marks.append(time.perf_counter())
-        return [1e3 * (b - a) for a, b in pairwise(marks)], result
-    events = [make_event() for _ in range(steps + 1)]
-    torch.cuda.synchronize(device)
-    events[0].record()
-    for event in events[1:]:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    marks = [mark(device)]
+    for _ in range(steps):
         result = step(batch)
-        event.record()
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) for a, b in pairwise(events)], result
+        marks.append(mark(device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return [milliseconds(start, end) for start, end in pairwise(marks)], result
+
+
+def set_bias(state: KeyState, bias: Tensor) -> None:
+    """Write a layer's selection bias (E,), as gravity alone does in training: to measure a load that it would avoid."""
+    state.bias.copy_(bias)
 
 
 @torch.no_grad()
@@ -205,28 +206,24 @@ def skew_selection(model: SomeLM, batch: Batch, config: RunConfig, machine: Mach
 
     The bias chooses experts and never weighs them, so the work is that of a real step with such a load.
     """
-    layers = [layer for layer in model.layers if layer.state is not None]
-    if not layers:
+    states = [layer.state for layer in model.layers if layer.state is not None]
+    if not states:
         raise ConfigError("--routing skewed needs a model with keys to choose by; leave it out for this one")
     if config.gravity.balance_rate:
         raise ConfigError(
             f"--routing skewed and gravity.balance_rate {config.gravity.balance_rate} work against each other; "
             "choose a shape without balancing"
         )
-    target = reachable_gini(config.model.num_experts, config.model.top_k, SKEWED_GINI)
+    target = reachable_gini(config.model.num_experts, config.model.top_k)
     shape = log_popularity(config.model.num_experts, 1.0).to(machine.device)
 
     def measure(exponent: float) -> float:
-        for layer in layers:
-            assert layer.state is not None
-            layer.state.bias.copy_(exponent * shape)
+        for state in states:
+            set_bias(state, exponent * shape)
         with torch.autocast(machine.device.type, torch.bfloat16, enabled=machine.bf16):
             routings = model(batch.inputs.to(machine.device)).routings
         return statistics.fmean(gini(routing.counts) for routing in routings)
 
     # Scores spread by some power of ten that the model alone knows: search the exponent on the logarithmic scale.
-    low, high = math.log(1e-4), math.log(1e4)
-    for _ in range(14):
-        middle = (low + high) / 2
-        low, high = (middle, high) if measure(math.exp(middle)) < target else (low, middle)
+    _, high = halve(lambda middle: measure(math.exp(middle)) < target, math.log(1e-4), math.log(1e4), times=14)
     measure(math.exp(high))

@@ -45,17 +45,27 @@ class Timing:
         return cls(ms=middle, ms_low=low, ms_high=high, ms_least=min(times), repeats=len(times))
 
 
-def make_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def mark(device: torch.device) -> Any:
+    """A moment on the device's own clock: on a GPU an event, so that the host may run ahead as it does in training."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def milliseconds(start: Any, end: Any) -> float:
+    """Between two moments that have passed."""
+    return 1e3 * (end - start) if isinstance(start, float) else float(start.elapsed_time(end))
 
 
 class Clock:
-    """Measures calls on one device. On a GPU by events, so that the host may run ahead as it does in training."""
+    """Measures calls on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.device = device
-        self.flush = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.int8, device=device)
+        self.flush = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.int8, device=device)  # the cache
 
     def synchronize(self) -> None:
         if self.on_gpu:
@@ -63,25 +73,17 @@ class Clock:
 
     def measure(self, task: Task, repeats: int) -> list[float]:
         """Milliseconds of each of `repeats` calls."""
-        times: list[float] = []
-        pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        moments = []
         self.synchronize()
         for _ in range(repeats):
             if task.before is not None:
                 task.before()
-            if self.on_gpu:
-                self.flush.zero_()
-                start, end = make_event(), make_event()
-                start.record()
-                task.timed()
-                end.record()
-                pairs.append((start, end))
-            else:
-                started = time.perf_counter()
-                task.timed()
-                times.append(1e3 * (time.perf_counter() - started))
+            self.flush.zero_()
+            start = mark(self.device)
+            task.timed()
+            moments.append((start, mark(self.device)))
         self.synchronize()
-        return times + [start.elapsed_time(end) for start, end in pairs]
+        return [milliseconds(start, end) for start, end in moments]
 
     def seconds(self, task: Task) -> float:
         """Wall-clock seconds of one call, whatever it does on the way: for compilation."""
