@@ -155,7 +155,7 @@ class Queue:
         with self._own_folder(), self.signals:
             try:
                 self._save()
-                for turn in self.turns:  # finished in another folder, or killed at the last moment
+                for turn in self.turns:  # done, but with other --results, or killed before its record was written
                     if turn.is_over and not turn.record.is_file():
                         turn.write_record()
                 waiting = iter(enumerate(self.turns))

@@ -13,7 +13,6 @@ from some_moe.lab.registry.presets import PRESETS
 
 DEFAULT_SHAPES = ("A1", "A4", "V3", "B3")
 CPU_SHAPES = ("demo", "A1")  # what a laptop trains, and what it can still measure
-PASSES = ("forward", "backward", "both")
 # Floating-point operations, in units of N·k·d·f: two matrices, a multiplication and an addition each.
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = 4, 4, 4
 

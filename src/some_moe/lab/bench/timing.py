@@ -65,7 +65,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.device = device
-        self.flush = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.int8, device=device)  # the cache
+        self.flush = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.int8, device=device)
 
     def synchronize(self) -> None:
         if self.on_gpu:
