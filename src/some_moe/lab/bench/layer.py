@@ -23,7 +23,7 @@ from some_moe.lab.bench.checks import Judge
 from some_moe.lab.bench.problem import Problem, make_problem, make_weights, reachable_gini, trained_tensors
 from some_moe.lab.bench.recording import UnrecordableError, first_line, record
 from some_moe.lab.bench.shapes import Chip, LayerShape, find_chip, layer_bytes, layer_flops
-from some_moe.lab.bench.timing import Clock, Task, Timing, time_in_turns
+from some_moe.lab.bench.timing import Clock, Task, Timing, time_in_turns, wait_for
 from some_moe.lab.bench.variants import Mix, UnavailableError, Variant
 from some_moe.metrics.usage import count_selections, summarize_usage
 from some_moe.training.recorder import describe_device
@@ -231,7 +231,7 @@ def record_variant(row: dict[str, Any], task: Task, judge: Judge, clock: Clock) 
         row["not_recorded"] = str(error)
         return None
     replays.run()
-    clock.synchronize()
+    wait_for(clock.device)
     if row["same_function"] and (complaint := judge.complain(judge.errors(y, grads))):
         row["not_recorded"] = f"its replay is wrong: {complaint}"
         return None

@@ -13,6 +13,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 
 from some_moe.config import ModelConfig
+from some_moe.lab.bench.timing import wait_for
 
 NUM_TOP = 20
 OTHER = "elementwise and other"
@@ -64,14 +65,11 @@ def profile_steps(
 ) -> dict[str, Any]:
     """Run some steps under the profiler and return milliseconds a step, by class and by kernel."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it announces its start and stop
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         for _ in range(steps):
             step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
     events = profiler.events() or []
     work = list(device_work(events) if device.type == "cuda" else host_work(events))
     return summarize(work, steps, model, num_tokens)

@@ -17,7 +17,7 @@ from some_moe.lab.bench.problem import halve, log_popularity, reachable_gini
 from some_moe.lab.bench.profile import profile_steps
 from some_moe.lab.bench.recording import first_line
 from some_moe.lab.bench.shapes import find_chip, step_flops_per_token
-from some_moe.lab.bench.timing import Timing, mark, milliseconds
+from some_moe.lab.bench.timing import Timing, mark, milliseconds, wait_for
 from some_moe.metrics.usage import gini
 from some_moe.model.keystore import KeyState
 from some_moe.model.transformer import SomeLM
@@ -184,14 +184,12 @@ def profile_training(stepper: Stepper, batch: Batch) -> dict[str, Any]:
 
 def time_steps(step: Step, batch: Batch, steps: int, device: torch.device) -> tuple[list[float], StepResult]:
     """Milliseconds of each of `steps` steps, one after the other without waiting, and the last result."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     marks = [mark(device)]
     for _ in range(steps):
         result = step(batch)
         marks.append(mark(device))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return [milliseconds(start, end) for start, end in pairwise(marks)], result
 
 

@@ -59,22 +59,23 @@ def milliseconds(start: Any, end: Any) -> float:
     return 1e3 * (end - start) if isinstance(start, float) else float(start.elapsed_time(end))
 
 
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has done all it was told; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class Clock:
     """Measures calls on one device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
         self.device = device
-        self.flush = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.int8, device=device)
-
-    def synchronize(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize(self.device)
+        self.flush = torch.empty(FLUSH_BYTES if device.type == "cuda" else 0, dtype=torch.int8, device=device)
 
     def measure(self, task: Task, repeats: int) -> list[float]:
         """Milliseconds of each of `repeats` calls."""
         moments = []
-        self.synchronize()
+        wait_for(self.device)
         for _ in range(repeats):
             if task.before is not None:
                 task.before()
@@ -82,25 +83,25 @@ class Clock:
             start = mark(self.device)
             task.timed()
             moments.append((start, mark(self.device)))
-        self.synchronize()
+        wait_for(self.device)
         return [milliseconds(start, end) for start, end in moments]
 
     def seconds(self, task: Task) -> float:
         """Wall-clock seconds of one call, whatever it does on the way: for compilation."""
-        self.synchronize()
+        wait_for(self.device)
         started = time.perf_counter()
         self.measure(task, 1)
         return time.perf_counter() - started
 
     def weigh(self, task: Task) -> tuple[int | None, Any]:
         """Bytes that one call allocates at its peak, which a GPU alone counts, and what the call returns."""
-        if not self.on_gpu:
+        if self.device.type != "cuda":
             return None, task.run()
-        self.synchronize()
+        wait_for(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         result = task.run()
-        self.synchronize()
+        wait_for(self.device)
         return torch.cuda.max_memory_allocated(self.device) - before, result
 
 
