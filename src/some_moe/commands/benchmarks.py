@@ -55,14 +55,14 @@ def bench_layer(arguments: list[str]) -> int:
     from some_moe.lab.bench.layer import LayerSettings
     from some_moe.lab.bench.layer import bench_layer as measure
     from some_moe.lab.bench.record import append_section, check_output, describe_benchmark, write_report
-    from some_moe.lab.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, find_shape
+    from some_moe.lab.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, SIZES, find_shape
     from some_moe.lab.bench.tables import format_layer_case, format_layer_summary, layer_markdown
     from some_moe.lab.bench.variants import list_variants
     from some_moe.layout import Style
 
     device = _choose_device(options.device)
     on_gpu = device.type == "cuda"
-    sizes = {name: getattr(options, name) for name in ("d_model", "d_ffn", "num_experts", "top_k")}
+    sizes = {name: getattr(options, name) for name in SIZES}
     usual = ("A1",) if set(sizes.values()) != {None} else DEFAULT_SHAPES if on_gpu else CPU_SHAPES
     settings = LayerSettings(
         shapes=[find_shape(name).resize(**sizes) for name in _split(options.shapes or "") or usual],

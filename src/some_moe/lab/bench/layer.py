@@ -194,17 +194,8 @@ def run_case(
 def prepare(contender: Contender, problem: Problem, judge: Judge, which: str, clock: Clock) -> dict[str, Any]:
     """Run a contender once, compiling if it must; measure its memory and its errors."""
     variant = contender.variant
-    row: dict[str, Any] = {
-        "name": variant.name,
-        "is_ours": variant.is_ours,
-        "same_function": variant.same_function,
-        "compiled": variant.compiled,
-        "compile_seconds": None,
-        "recorded": False,
-        "not_recorded": "",
-        "errors": {},
-        "peak_bytes": None,
-    }
+    row: dict[str, Any] = {name: getattr(variant, name) for name in ("name", "is_ours", "same_function", "compiled")}
+    row |= {"compile_seconds": None, "recorded": False, "not_recorded": "", "errors": {}, "peak_bytes": None}
     if contender.status == "ok":
         try:
             task = contender.make_task(problem, which)
