@@ -1,14 +1,23 @@
-"""Text for a terminal or a file: tables, grids and wrapped paragraphs, as plain strings.
+"""Text for a terminal or a file: numbers, tables, grids and wrapped paragraphs, as plain strings.
 
 Written out here because a listing must answer at once, and a table library takes longer to load than to use.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
+ABSENT = "–"
 GAP = "  "
 NARROWEST_TEXT = 12
+
+
+def format_number(value: float | Decimal | None, form: str = "", unit: str = "", *, absent: str = ABSENT) -> str:
+    """A number in a format of Python's, such as ",.2f", and its unit; what `absent` says where there is none."""
+    return absent if value is None else format(value, form) + unit
 
 
 @dataclass(frozen=True)
@@ -30,16 +39,37 @@ class Style:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its header, and whether it holds numbers (right-aligned) or may be wrapped."""
+    """One column of a table: its header, what it says of a record, and whether it holds numbers (right-aligned) or may
+    be wrapped."""
 
     header: str
+    say: Callable[[Any], str] = str
     numeric: bool = False
     wraps: bool = False
 
 
-def number_columns(*headers: str) -> tuple[Column, ...]:
-    """Columns that all hold numbers."""
-    return tuple(Column(header, numeric=True) for header in headers)
+def text_column(header: str, name: str, *, wraps: bool = False) -> Column:
+    """What a record says under `name`."""
+    return Column(header, lambda record: str(record[name]), wraps=wraps)
+
+
+def number_column(header: str, name: str, form: str = "", unit: str = "", *, absent: str = ABSENT) -> Column:
+    """The number that a record has under `name`, written as `format_number` does."""
+    return Column(header, lambda record: format_number(record.get(name), form, unit, absent=absent), numeric=True)
+
+
+class Table(NamedTuple):
+    """Columns and the text of their cells, row by row."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+
+
+def make_table(columns: Sequence[Column], records: Sequence[Any], *, silence: str = "") -> Table:
+    """A row for each record; a column that says nothing but `silence` is left out."""
+    filled = [(column, [column.say(record) for record in records]) for column in columns]
+    filled = [(column, texts) for column, texts in filled if not texts or set(texts) - {silence}]
+    return Table([column for column, _ in filled], list(zip(*(texts for _, texts in filled), strict=True)))
 
 
 def format_table(
@@ -57,8 +87,7 @@ def format_table(
             if column.wraps:
                 excess = len(indent) + sum(widths) + len(GAP) * (len(widths) - 1) - width
                 widths[number] = max(NARROWEST_TEXT, widths[number] - max(0, excess))
-    lines = _format_row([c.header for c in columns], columns, widths, indent)
-    lines = [style.dim(line) for line in lines]
+    lines = [style.dim(line) for line in _format_row([c.header for c in columns], columns, widths, indent)]
     for row in rows:
         lines += _format_row(row, columns, widths, indent)
     return lines
@@ -70,15 +99,21 @@ def _format_row(row: Sequence[str], columns: Sequence[Column], widths: Sequence[
         for cell, column, width in zip(row, columns, widths, strict=True)
     ]
     lines = []
-    for height in range(max(map(len, cells))):
+    for texts in zip_longest(*cells, fillvalue=""):
         parts = [
             text.rjust(width) if column.numeric else text.ljust(width)
-            for text, column, width in zip(
-                (cell[height] if height < len(cell) else "" for cell in cells), columns, widths, strict=True
-            )
+            for text, column, width in zip(texts, columns, widths, strict=True)
         ]
         lines.append((indent + GAP.join(parts)).rstrip())
     return lines
+
+
+def format_markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table's lines in Markdown, numbers to the right; only bars are escaped."""
+    head = [column.header for column in columns]
+    rule = ["---:" if column.numeric else "---" for column in columns]
+    body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *body)]
 
 
 def format_grid(
@@ -92,25 +127,16 @@ def format_grid(
 ) -> list[str]:
     """Return name–value pairs in as many columns as fit; a long value takes a line of its own."""
     per_line = max(1, (width - len(indent)) // (name_width + value_width + 2 * len(GAP)))
-    lines: list[str] = []
-    cells: list[str] = []
-
-    def flush() -> None:
-        if cells:
-            lines.append((indent + (GAP * 2).join(cells)).rstrip())
-            cells.clear()
-
+    lines: list[list[str]] = [[]]
     for name, value in pairs:
         cell = style.dim(name.ljust(name_width)) + GAP + value.ljust(value_width)
         if len(value) > value_width:
-            flush()
-            lines.append((indent + cell).rstrip())
+            lines += [[cell], []]
             continue
-        cells.append(cell)
-        if len(cells) == per_line:
-            flush()
-    flush()
-    return lines
+        if len(lines[-1]) == per_line:
+            lines.append([])
+        lines[-1].append(cell)
+    return [(indent + (GAP * 2).join(cells)).rstrip() for cells in lines if cells]
 
 
 def wrap(text: str, *, width: int, indent: str = "", bullet: str = "") -> list[str]:

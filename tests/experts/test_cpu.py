@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from some_moe.experts import choose_kernel, fits_graph
+from some_moe.experts import choose_kernel
 from some_moe.experts.cpu import Batch, plan_batches, schedule_slots
 
 from .test_parity import assert_parity, make_weights, run
@@ -84,15 +84,6 @@ def test_layers_between_forward_and_backward_change_nothing(kind: str) -> None:
     second = torch.autograd.grad(y.sum(), (x, gates))
     for before, now in zip((*kept, *kept[1:]), (y, *first, *second), strict=True):
         assert torch.equal(before, now)
-
-
-@pytest.mark.parametrize(
-    ("name", "width", "fits"),
-    [("auto", 16, True), ("auto", 18, False), ("grouped", 16, True), ("reference", 16, False), ("cpu", 16, False)],
-)
-def test_paths_that_loop_over_experts_are_known_not_to_fit_a_graph(name: str, width: int, fits: bool) -> None:
-    weights = make_weights("frozen", 4, 8, width)
-    assert fits_graph(choose_kernel(name), torch.empty(1, 8, dtype=torch.bfloat16), weights) is fits
 
 
 @pytest.mark.parametrize("stance", ["default", "eager_then_compile"])  # the second runs each frame as it is, once

@@ -15,8 +15,10 @@ KINDS = ("frozen", "full", "lora", "gain", "hidden")
 
 
 def make_weights(kind: str, experts: int, d: int, f: int) -> ExpertWeights:
+    source = torch.Generator().manual_seed(experts + d + f)
+
     def draw(*shape: int, trained: bool = False) -> Tensor:
-        return torch.randn(shape, dtype=torch.float64).requires_grad_(trained)
+        return torch.randn(shape, dtype=torch.float64, generator=source).requires_grad_(trained)
 
     full = kind == "full"
     base = {"up": draw(experts, f, d, trained=full), "up_bias": draw(experts, f, trained=full)}
@@ -93,16 +95,14 @@ def test_cpu_path_equals_reference_at_the_edges(kind: str, n: int, e: int, k: in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("with_onto", [False, True], ids=["alone", "onto"])
-def test_few_slots_are_gathered_to_the_same_output(kind: str, with_onto: bool) -> None:
+def test_few_slots_are_gathered_to_the_same_output(kind: str) -> None:
     (x, experts, gates), weights = draw_case(5, 7, 12, 9, 3, 1.0), make_weights(kind, 9, 12, 20)
-    onto = torch.randn(7, weights.up.shape[1] if kind == "hidden" else 12, dtype=x.dtype) if with_onto else None
-    expected = choose_kernel("reference")(x, experts, gates, weights, onto)
+    expected = choose_kernel("reference")(x, experts, gates, weights)
     assert gathered.can_mix(experts) is False, "training wants gradients"
     with torch.no_grad():
         assert gathered.can_mix(experts)
         assert not gathered.can_mix(experts.repeat(2, 1))
-        found = choose_kernel("auto")(x, experts, gates, weights, onto)
+        found = choose_kernel("auto")(x, experts, gates, weights)
     assert torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 

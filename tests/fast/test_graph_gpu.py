@@ -11,6 +11,7 @@ import torch
 from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
 from some_moe.data.batches import Batch
 from some_moe.fast.static_inputs import StaticInputs, list_tensors
+from some_moe.model.library import ExpertLibrary
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
 from some_moe.training import step as step_module
@@ -170,3 +171,14 @@ def test_without_the_fast_model_a_gpu_trains_the_plain_one() -> None:
         assert (type(stepper.model) is SomeLM) is (fast == "off")
         losses.append([float(stepper(make_batch(step % 4), step).loss) for step in range(8)])
     assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "width", "fits"),
+    [("auto", 16, True), ("auto", 18, False), ("grouped", 16, True), ("reference", 16, False), ("cpu", 16, False)],
+)
+def test_paths_that_loop_over_experts_are_known_not_to_fit_a_graph(kernel: str, width: int, fits: bool) -> None:
+    from some_moe.fast.experts import fits_graph
+
+    config = ModelConfig(d_model=16, num_heads=2, num_experts=4, d_ffn=width, top_k=2, expert_dtype="bfloat16")
+    assert fits_graph(ExpertLibrary(config, 0, kernel=kernel, device="cuda"), torch.bfloat16) is fits

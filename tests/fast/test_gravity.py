@@ -75,7 +75,7 @@ def make_routing(state: KeyState, config: GravityConfig, layer: int, step: int) 
 
 
 def move(
-    config: GravityConfig, model: ModelConfig, dtype: torch.dtype, *, advance: gravity.Advance | None
+    config: GravityConfig, model: ModelConfig, dtype: torch.dtype, *, advance: fast_gravity.Advance | None
 ) -> list[list[dict[str, Tensor]]]:
     """The layers' buffers at the start and after each step; layer by layer, if there is no `advance`."""
     states: list[KeyState] = [KeyState(model, config, layer, seed=0).to(dtype) for layer in range(LAYERS)]

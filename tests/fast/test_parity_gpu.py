@@ -1,8 +1,8 @@
 """The fast model against the plain one on the same GPU: loss and every gradient, for every kind of model.
 
 In float32 they agree to rounding. In bf16 the plain model is itself off by rounding, and tokens whose scores nearly tie
-go to other experts: there the fast model must not be further from the plain one in float32 than the plain one in bf16
-is, by more than a factor, and by a floor for what is exact by chance.
+go to other experts: there the fast model must not be further from the plain one in float32, over several batches, than
+the plain one in bf16 is, by more than a factor, and by a floor for what is exact by chance.
 """
 
 import copy
@@ -32,6 +32,7 @@ MORE: dict[str, dict[str, object]] = {
     "post-norm-alibi": {"norm": "post", "positions": "alibi"},
 }
 KINDS = {**MODELS, **FITTED, **MORE}
+BATCHES = 6
 
 
 def make_pair(kind: str, dtype: torch.dtype | None) -> tuple[SomeLM, SomeLM]:
@@ -44,17 +45,17 @@ def make_pair(kind: str, dtype: torch.dtype | None) -> tuple[SomeLM, SomeLM]:
     return plain, accelerate(copy.deepcopy(plain))
 
 
-def learn(model: SomeLM, *, top_k: int | None = None) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
+def learn(model: SomeLM, seed: int = 0) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
     """Loss, gradients, and every layer's selections."""
-    source = torch.Generator().manual_seed(0)
+    source = torch.Generator().manual_seed(seed)
     tokens, targets = torch.randint(0, model.model.vocab_size, (2, 12, 96), generator=source).cuda()
     real = torch.arange(96, device="cuda").expand(12, 96) < torch.randint(48, 97, (12, 1), generator=source).cuda()
     info = TokenInfo.of(tokens.shape, tokens.device, counted=real, ids=tokens)
     model.zero_grad()
-    output = model.loss(tokens, targets, info, weights=real, denominator=real.sum(), top_k=top_k)
+    output = model.loss(tokens, targets, info, weights=real, denominator=real.sum())
     objective = output.loss if output.aux_loss is None else output.loss + output.aux_loss
     objective.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     assert set(gradients) == {name for name, p in model.named_parameters() if p.requires_grad}
     return objective.detach(), gradients, [routing.counts for routing in output.routings]
 
@@ -83,13 +84,20 @@ def test_in_bf16_the_fast_model_is_as_near_to_float32_as_the_plain_one(kind: str
     exact = copy.deepcopy(plain).compute_in(None)
     for library in exact.libraries:
         library.float()
-    (true_loss, truth, _), (loss, gradients, _), (fast_loss, fast_gradients, _) = map(learn, (exact, plain, fast))
-    assert abs(float(fast_loss - true_loss)) <= 2 * abs(float(loss - true_loss)) + 5e-3
-    scale = sum(float(g.norm()) for g in truth.values()) / len(truth)
-    for name, expected in truth.items():
-        assert fast_gradients[name].dtype == torch.float32
-        own, other = (float((g[name] - expected).norm()) for g in (fast_gradients, gradients))
-        assert own <= 1.5 * other + 2e-2 * float(expected.norm()) + 1e-3 * scale, (name, own, other)
+    errors: dict[str, list[float]] = {}  # squared, summed over batches: of the fast model, of the plain one, and truth
+    for seed in range(BATCHES):
+        (true_loss, truth, _), (loss, gradients, _), (fast_loss, fast_gradients, _) = (
+            learn(model, seed) for model in (exact, plain, fast)
+        )
+        assert abs(float(fast_loss - true_loss)) <= 2 * abs(float(loss - true_loss)) + 5e-3
+        for name, expected in truth.items():
+            assert fast_gradients[name].dtype == torch.float32
+            found = [(grads[name] - expected).square().sum() for grads in (fast_gradients, gradients)]
+            sums = errors.setdefault(name, [0.0, 0.0, 0.0])
+            errors[name] = [a + float(b) for a, b in zip(sums, (*found, expected.square().sum()), strict=True)]
+    scale = sum(total**0.5 for *_, total in errors.values()) / len(errors)
+    for name, (own, other, total) in errors.items():
+        assert own**0.5 <= 1.5 * other**0.5 + 3e-2 * total**0.5 + 2e-3 * scale, (name, own**0.5, other**0.5, total**0.5)
 
 
 @pytest.mark.parametrize("kind", ["plain", "cosine", "centred", "one-expert-a-token", "learned-temperature"])

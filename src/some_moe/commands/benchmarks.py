@@ -1,5 +1,7 @@
 """The commands `some bench layer` and `some bench step`. Imported by `some_moe.cli` when one of them runs."""
 
+import sys
+from dataclasses import asdict
 from typing import Any
 
 from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write
@@ -53,19 +55,17 @@ def bench_layer(arguments: list[str]) -> int:
     from some_moe.lab.bench.layer import LayerSettings
     from some_moe.lab.bench.layer import bench_layer as measure
     from some_moe.lab.bench.record import append_section, check_output, describe_benchmark, write_report
-    from some_moe.lab.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, find_shape
+    from some_moe.lab.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, SIZES, find_shape
     from some_moe.lab.bench.tables import format_layer_case, format_layer_summary, layer_markdown
     from some_moe.lab.bench.variants import list_variants
     from some_moe.layout import Style
 
     device = _choose_device(options.device)
     on_gpu = device.type == "cuda"
-    sizes = {name: getattr(options, name) for name in ("d_model", "d_ffn", "num_experts", "top_k")}
-    resized = any(size is not None for size in sizes.values())
-    usual = ("A1",) if resized else DEFAULT_SHAPES if on_gpu else CPU_SHAPES
-    names = _split(options.shapes) if options.shapes else usual
+    sizes = {name: getattr(options, name) for name in SIZES}
+    usual = ("A1",) if set(sizes.values()) != {None} else DEFAULT_SHAPES if on_gpu else CPU_SHAPES
     settings = LayerSettings(
-        shapes=[find_shape(name).resize(**sizes) for name in names],
+        shapes=[find_shape(name).resize(**sizes) for name in _split(options.shapes or "") or usual],
         tokens=_read_tokens(options.tokens or ("24576,32768" if on_gpu else "2560")),
         routings=("balanced", "skewed") if options.routing == "both" else (options.routing,),
         which=options.which,
@@ -75,16 +75,16 @@ def bench_layer(arguments: list[str]) -> int:
         seconds=_read_seconds(options.seconds, options.quick),
     )
     compiled = options.compile or ("all" if on_gpu else "none")
-    variants = list_variants(device, compiled, _split(options.variants) if options.variants else ())
+    variants = list_variants(device, compiled, _split(options.variants or ""))
     json_file, markdown_file = check_output(options.json, "--json"), check_output(options.markdown, "--markdown")
     report: dict[str, Any] = describe_benchmark("layer", arguments, device)
-    report |= {"settings": settings.to_dict(), "cases": []}
+    report |= {"settings": asdict(settings), "cases": []}
     look: dict[str, Any] = {"width": terminal_width(), "style": Style(on_terminal())}
     for case in measure(settings, variants, device):
         report["cases"].append(case)
         write_report(json_file, report)
         write(format_layer_case(case, **look))
-        _flush()
+        sys.stdout.flush()  # shown as soon as it is measured, in a pipe too
     append_section(markdown_file, layer_markdown(report))
     return write(format_layer_summary(report["cases"], **look))
 
@@ -160,14 +160,13 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _read_tokens(text: str) -> list[int]:
-    tokens = []
-    for word in _split(text):
+    words = _split(text)
+    for word in words:
         if not word.isdigit() or int(word) < 1:
             raise UsageError(f"--tokens {word!r} is not a count of tokens; give numbers such as 24576,32768")
-        tokens.append(int(word))
-    if not tokens:
+    if not words:
         raise UsageError(f"--tokens {text!r} names no count; give numbers such as 24576,32768")
-    return tokens
+    return [int(word) for word in words]
 
 
 def _read_seconds(seconds: float | None, quick: bool) -> float:
@@ -190,10 +189,3 @@ def _at_least(least: int, value: int, flag: str) -> int:
     if value < least:
         raise UsageError(f"{flag} {value} is out of range; use {least} or more")
     return value
-
-
-def _flush() -> None:
-    """Show each case as soon as it is measured, in a pipe too."""
-    import sys
-
-    sys.stdout.flush()

@@ -2,14 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from some_moe.cli import Parser, UsageError, on_terminal, read_numbers, terminal_width, write, write_json
 from some_moe.commands.training import parse_overrides
-
-if TYPE_CHECKING:
-    from some_moe.lab.jobs import Job
-    from some_moe.lab.queue import Queue
 
 PROG = "some experiments run"
 
@@ -47,28 +43,34 @@ def run_experiments(arguments: list[str]) -> int:
 
     from some_moe.lab.jobs import make_jobs
     from some_moe.lab.queue import Queue
-    from some_moe.training.machine import choose_machine
+    from some_moe.lab.queue_table import format_plan, format_summary
+    from some_moe.layout import Style
     from some_moe.training.stopping import TrainingStoppedError
-
-    jobs = make_jobs(experiments, seeds, overrides)
-    choose_machine(jobs[0].config.train)  # a device that is not there is refused before anything is written
-    out = Path(options.out)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
 
-    queue = Queue(jobs, out, Path(options.results or "results"), say, at_once=options.at_once)
-    for line in explain_scaling(jobs):
-        say(line)
+    jobs = make_jobs(experiments, seeds, overrides)
+    queue = Queue(jobs, Path(options.out), Path(options.results or "results"), say, at_once=options.at_once)
+    look: dict[str, Any] = {"width": terminal_width(), "style": Style(on_terminal())}
     if options.dry_run:
-        return print_plan(queue, as_json=options.json)
+        rows = queue.plan()
+        return write_json(rows) if options.json else write(format_plan(rows, **look))
     queue.shows_runs = sys.stdout.isatty() and not options.json and options.at_once == 1
     try:
         queue.run()
     except TrainingStoppedError as stop:
         print(f"some: {stop}", file=sys.stderr)
         return stop.code
-    return print_summary(queue, as_json=options.json)
+    rows = queue.summarize()
+    if options.json:
+        write_json({"out": str(queue.out), "results": str(queue.results), "jobs": rows})
+        return queue.exit_code
+    write(format_summary(rows, **look))
+    write(f"results are in {queue.results}, what the runs wrote in {queue.out / 'logs'}\n")
+    if queue.exit_code:
+        write("the same command goes on with what is not done\n")
+    return queue.exit_code
 
 
 # --- reading the command line -----------------------------------------------------------------------------
@@ -97,60 +99,3 @@ def read_overrides(settings: list[str], source: str | None) -> dict[str, Any]:
             raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
         overrides["data.source"] = source
     return overrides
-
-
-# --- what is printed --------------------------------------------------------------------------------------
-
-
-def explain_scaling(jobs: "list[Job]") -> list[str]:
-    """One line for all experiments that meet the data in the same way; none for those it fits."""
-    sentences: dict[str, list[str]] = {}
-    for job in jobs:
-        named = sentences.setdefault(job.schedule.explain(), [])
-        if job.experiment.name not in named:
-            named.append(job.experiment.name)
-    return [f"{', '.join(names)}: {sentence}" for sentence, names in sentences.items() if sentence]
-
-
-def print_plan(queue: "Queue", *, as_json: bool) -> int:
-    from some_moe.config.parameters import count_parameters
-    from some_moe.lab.queue_table import format_plan
-    from some_moe.layout import Style
-
-    rows = []
-    for job, standing in zip(queue.jobs, queue.standings, strict=True):
-        count, schedule = count_parameters(job.config.model), job.schedule
-        epochs = job.config.train.epochs if schedule.steps is None else schedule.steps / schedule.steps_an_epoch
-        rows.append(
-            {
-                "experiment": job.experiment.name,
-                "seed": job.seed,
-                "stories": schedule.stories.train,
-                "epochs": epochs,
-                "steps": schedule.steps,
-                "published_steps": job.experiment.steps,
-                "trainable_parameters": count.trainable,
-                "total_parameters": count.total,
-                "standing": standing,
-                "folder": str(queue.out / job.name),
-                "command": job.command,
-            }
-        )
-    if as_json:
-        return write_json(rows)
-    return write(format_plan(rows, width=terminal_width(), style=Style(on_terminal())))
-
-
-def print_summary(queue: "Queue", *, as_json: bool) -> int:
-    from some_moe.lab.queue_table import format_summary
-    from some_moe.layout import Style
-
-    rows = queue.summarize()
-    if as_json:
-        write_json({"out": str(queue.out), "results": str(queue.results), "jobs": rows})
-        return queue.exit_code
-    write(format_summary(rows, width=terminal_width(), style=Style(on_terminal())))
-    write(f"results are in {queue.results}, what the runs wrote in {queue.out / 'logs'}\n")
-    if queue.exit_code:
-        write("the same command goes on with what is not done\n")
-    return queue.exit_code

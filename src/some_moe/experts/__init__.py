@@ -57,18 +57,16 @@ def mix_auto(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) 
     return mix_cpu(x, experts, gates, weights)
 
 
-# `triton` is the fast model's: where a plain model is asked for it, it does what it can.
 KERNELS: dict[str, MixExperts] = {
     "auto": mix_auto,
     "reference": mix_reference,
     "cpu": mix_cpu,
     "grouped": grouped.mix_experts,
-    "triton": mix_auto,
 }
 
 
 def choose_kernel(name: str) -> MixExperts:
-    """Return the implementation called `name`."""
+    """Return the implementation called `name`; `triton` is the fast model's, see fast/experts.py."""
     if name not in KERNELS:
         raise ValueError(f"kernel {name!r} is unknown; choose one of {', '.join(KERNELS)}")
     return KERNELS[name]

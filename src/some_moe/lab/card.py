@@ -8,7 +8,7 @@ from typing import Any
 
 from some_moe.lab.registry import find_experiment
 from some_moe.lab.registry.records import Experiment, Published
-from some_moe.layout import Column, Style, format_grid, format_table, wrap
+from some_moe.layout import Column, Style, format_grid, format_number, format_table, make_table, wrap
 
 WIDEST_TEXT = 100
 INDENT = "  "
@@ -20,33 +20,29 @@ EXECUTION = {
 """Fields that say how a machine computes the run, not what is computed: left off the card."""
 
 Fields = dict[str, Any]
-ONLY_WHEN: dict[str, Callable[[Fields], bool]] = {
-    "model.sparsity": lambda f: f["model.init_method"] == "sparse",
-    "model.lora_rank": lambda f: f["model.trainability"] == "lora",
-    "model.cosine_scale": lambda f: f["model.score"] == "cosine",
-    "model.temperature_bounds": lambda f: f["model.learn_temperature"],
-    "model.entropy_band_weight": lambda f: f["model.entropy_band"] is not None,
-    "model.temperature": lambda f: f["model.router"] != "hash",
-    "model.score": lambda f: f["model.router"] != "hash",
-    "model.query": lambda f: f["model.router"] != "hash",
-    "gravity.alpha": lambda f: f["gravity.use_alpha"],
-    "gravity.alpha_floor": lambda f: f["gravity.use_alpha"],
-    "gravity.inertia": lambda f: f["gravity.use_alpha"],
-    "gravity.beta": lambda f: f["gravity.use_beta"],
-    "gravity.beta_schedule": lambda f: f["gravity.use_beta"],
-    "gravity.beta_end": lambda f: f["gravity.beta_schedule"] != "constant",
-    "gravity.delta": lambda f: f["gravity.use_delta"],
-    "gravity.decay_mode": lambda f: f["gravity.use_delta"],
-    "gravity.theta": lambda f: f["gravity.use_delta"],
-    "gravity.theta_percentile": lambda f: f["gravity.use_delta"],
-    "gravity.theta_window": lambda f: f["gravity.use_delta"] and f["gravity.theta"] is not None,
-    "gravity.respawn_patience": lambda f: f["gravity.respawn_below"] > 0,
-    "gravity.respawn_max": lambda f: f["gravity.respawn_below"] > 0,
-    "gravity.center_decay": lambda f: f["model.center_queries"],
-    "gravity.num_samples": lambda f: (
-        f["gravity.respawn_below"] > 0 or (f["gravity.use_delta"] and f["gravity.decay_mode"] == "seek")
+CONDITIONS: tuple[tuple[Callable[[Fields], bool], tuple[str, ...]], ...] = (
+    (lambda f: f["model.init_method"] == "sparse", ("model.sparsity",)),
+    (lambda f: f["model.trainability"] == "lora", ("model.lora_rank",)),
+    (lambda f: f["model.score"] == "cosine", ("model.cosine_scale",)),
+    (lambda f: f["model.learn_temperature"], ("model.temperature_bounds",)),
+    (lambda f: f["model.entropy_band"] is not None, ("model.entropy_band_weight",)),
+    (lambda f: f["model.router"] != "hash", ("model.temperature", "model.score", "model.query")),
+    (lambda f: f["model.center_queries"], ("gravity.center_decay",)),
+    (lambda f: f["gravity.use_alpha"], ("gravity.alpha", "gravity.alpha_floor", "gravity.inertia")),
+    (lambda f: f["gravity.use_beta"], ("gravity.beta", "gravity.beta_schedule")),
+    (lambda f: f["gravity.beta_schedule"] != "constant", ("gravity.beta_end",)),
+    (
+        lambda f: f["gravity.use_delta"],
+        ("gravity.delta", "gravity.decay_mode", "gravity.theta", "gravity.theta_percentile"),
     ),
-}
+    (lambda f: f["gravity.use_delta"] and f["gravity.theta"] is not None, ("gravity.theta_window",)),
+    (lambda f: f["gravity.respawn_below"] > 0, ("gravity.respawn_patience", "gravity.respawn_max")),
+    (
+        lambda f: f["gravity.respawn_below"] > 0 or (f["gravity.use_delta"] and f["gravity.decay_mode"] == "seek"),
+        ("gravity.num_samples",),
+    ),
+)
+ONLY_WHEN = {name: condition for condition, names in CONDITIONS for name in names}
 """A field that another one puts out of use says nothing about the run."""
 
 EXPERT_FIELDS = {
@@ -179,19 +175,24 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _printed(header: str, name: str) -> Column:
+    return Column(header, lambda epoch: format_number(getattr(epoch, name)), numeric=True)
+
+
+EPOCHS = (
+    _printed("epoch", "epoch"),
+    _printed("train loss", "train_loss"),
+    _printed("val loss", "val_loss"),
+    _printed("perplexity", "perplexity"),
+    _printed("gini", "gini"),
+    _printed("entropy bits", "entropy_bits"),
+)
+
+
 def _format_published(published: Published, width: int, style: Style) -> list[str]:
     lines = [style.bold("Published")]
     if published.epochs:
-        columns = [Column(header, numeric=True) for header in
-                   ("epoch", "train loss", "val loss", "perplexity", "gini", "entropy bits")]  # fmt: skip
-        rows = [
-            [
-                str(e.epoch),
-                *map(_format_figure, (e.train_loss, e.val_loss, e.perplexity, e.gini, e.entropy_bits)),
-            ]
-            for e in published.epochs
-        ]
-        lines += [*format_table(columns, rows, width=None, style=style, indent=INDENT), ""]
+        lines += [*format_table(*make_table(EPOCHS, published.epochs), width=None, style=style, indent=INDENT), ""]
     lines += [f"{INDENT}{name.ljust(12)}{value}" for name, value in _final_figures(published)]
     for (layer, experts), traces in groupby(published.traces, key=lambda t: (t.layer, t.experts)):
         chosen, tokens = ", ".join(map(str, experts)), ", ".join(t.token for t in traces)
@@ -206,28 +207,20 @@ def _format_published(published: Published, width: int, style: Style) -> list[st
     return lines
 
 
-def _final_figures(published: Published) -> list[tuple[str, str]]:
-    p = published
-    gini, entropy, used = _format_figure(p.gini), _format_figure(p.entropy_bits), p.experts_used
-    where = f" (layer {p.middle_layer})" if p.middle_layer is not None else ""
-    figures = [
-        ("train loss", _format_figure(p.train_loss)),
-        ("val loss", _format_figure(p.val_loss)),
-        ("perplexity", _format_figure(p.perplexity)),
-        ("gini", gini + where if p.gini is not None else gini),
-        ("entropy", f"{entropy} bits" + (f" of at most {p.max_entropy_bits}" if p.max_entropy_bits else "")
-         if p.entropy_bits is not None else entropy),
-        ("used", f"{used} of {p.num_experts} experts" if used is not None else "–"),
-        ("parameters", f"{p.total_parameters_millions} M, {p.trainable_parameters_millions} M trained"
-         + (f" ({p.trainable_percent} %)" if p.trainable_percent is not None else "")
-         if p.total_parameters_millions is not None else "–"),
-        ("steps", f"{p.steps:,}" if p.steps is not None else "–"),
-    ]  # fmt: skip
-    return [(name, value) for name, value in figures if value != "–"]
-
-
-def _format_figure(figure: Decimal | None) -> str:
-    return "–" if figure is None else str(figure)
+def _final_figures(p: Published) -> list[tuple[str, str]]:
+    """Name and text of each figure that was printed."""
+    share = "" if p.trainable_percent is None else f" ({p.trainable_percent} %)"
+    figures = (
+        ("train loss", p.train_loss, ""),
+        ("val loss", p.val_loss, ""),
+        ("perplexity", p.perplexity, ""),
+        ("gini", p.gini, "" if p.middle_layer is None else f" (layer {p.middle_layer})"),
+        ("entropy", p.entropy_bits, f" bits of at most {p.max_entropy_bits}" if p.max_entropy_bits else " bits"),
+        ("used", p.experts_used, f" of {p.num_experts} experts"),
+        ("parameters", p.total_parameters_millions, f" M, {p.trainable_parameters_millions} M trained{share}"),
+        ("steps", None if p.steps is None else f"{p.steps:,}", ""),
+    )
+    return [(name, f"{value}{rest}") for name, value, rest in figures if value is not None]
 
 
 def _format_list(heading: str, texts: tuple[str, ...], width: int, style: Style) -> list[str]:

@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Literal
 
 from some_moe.config import ConfigError, RunConfig
@@ -85,6 +85,14 @@ def make_jobs(experiments: Sequence[Experiment], seeds: Sequence[int], overrides
     return jobs
 
 
+def explain_scaling(jobs: Sequence[Job]) -> list[str]:
+    """One line for all experiments that meet the data in the same way; none for those it fits."""
+    named: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        named.setdefault(job.schedule.explain(), {})[job.experiment.name] = None
+    return [f"{', '.join(names)}: {sentence}" for sentence, names in named.items() if sentence]
+
+
 def find_standing(job: Job, folder: RunFolder) -> Standing:
     """How far a job's folder has come. One that holds something else is refused."""
     if not folder.exists():
@@ -108,7 +116,3 @@ def list_differences(there: RunConfig, here: RunConfig) -> list[str]:
     if wanted["model.expert_dtype"] == "auto":
         wanted["model.expert_dtype"] = saved["model.expert_dtype"]
     return [f"{name} ({saved[name]} there, {wanted[name]} here)" for name in saved if saved[name] != wanted[name]]
-
-
-def folder_of(job: Job, out: Path) -> RunFolder:
-    return RunFolder(out / job.name)

@@ -9,6 +9,7 @@ Shapes: V ids in the tokenizer's vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,14 @@ import torch
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Rows
+from some_moe.data.dataset import prepare
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from some_moe.lab.jobs import hide_place
 from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import evaluate, evaluation_batches
+from some_moe.training.machine import choose_machine
+from some_moe.training.recorder import describe_program
+from some_moe.training.runs import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +47,43 @@ class LengthScore:
     entropy_bits: float | None
     entropy_bits_padded: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+def score_run(
+    path: str | Path, lengths: Sequence[int], *, split: str = "test", checkpoint: str = "best", device: str = "auto"
+) -> dict[str, Any]:
+    """Score a run's own data at each length, and return all about it as one plain object. No absolute paths."""
+    run = load(path, checkpoint=checkpoint)
+    config, data, model = run.config, run.config.data, run.model
+    machine = choose_machine(config.train.override({"device": device}))
+    longest = max(data.seq_len, *lengths)
+    dataset = prepare(data.override({"seq_len": longest}), config.model.vocab_size, run.tokenizer)
+    scores = score_lengths(
+        machine.adopt(model),
+        dataset.train,
+        getattr(dataset, split),
+        lengths,
+        config,
+        run.tokenizer,
+        machine.device,
+    )
+    program = describe_program()
+    return {
+        "run": hide_place(str(run.path)),
+        "experiment": config.experiment,
+        "seed": config.train.seed,
+        "step": run.step,
+        "split": split,
+        "stories": {part: len(getattr(dataset, part)) for part in ("train", "valid", "test")},
+        "source": hide_place(data.source),
+        "trained_seq_len": data.seq_len,
+        "loss_on": data.loss_on,
+        "middle_layer": len(model.layers) // 2 if model.layers else None,
+        "device": machine.describe(),
+        "precision": "bf16" if machine.bf16 else "fp32",
+        "commit": program["commit"],
+        "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
+        "lengths": [asdict(score) for score in scores],
+    }
 
 
 def score_lengths(

@@ -1,17 +1,37 @@
 """The list of all experiments, as text by series and as JSON."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from some_moe.config.parameters import format_millions
 from some_moe.lab.registry import EXPERIMENTS, group_by_series
 from some_moe.lab.registry.records import Experiment
-from some_moe.layout import Column, Style, format_table, wrap
+from some_moe.layout import Column, Style, format_number, format_table, make_table, wrap
 
 LEGEND = (
     "d×L: width × layers. E/k/f: experts, how many run for a token, their width. M: millions of parameters. "
     "val: the published validation loss; the reports up to v4 average it over padding, v5 to v7 do not, so the "
     "two do not compare."
+)
+
+
+def _describe_feed_forward(experiment: Experiment) -> str:
+    model = experiment.config.model
+    return f"{model.num_experts}/{model.top_k}/{model.d_ffn}" if model.ffn == "some" else f"dense {model.dense_width}"
+
+
+def _val_loss(experiment: Experiment) -> Any:
+    return None if experiment.published is None else experiment.published.val_loss
+
+
+COLUMNS = (
+    Column("name", lambda experiment: experiment.name),
+    Column("what it is", lambda experiment: experiment.title, wraps=True),
+    Column("from", lambda experiment: experiment.derived_from or ""),
+    Column("d×L", lambda experiment: f"{experiment.config.model.d_model}×{experiment.config.model.num_layers}"),
+    Column("E/k/f", _describe_feed_forward),
+    Column("train M", lambda experiment: format_millions(experiment.parameters.trainable), numeric=True),
+    Column("total M", lambda experiment: format_millions(experiment.parameters.total), numeric=True),
+    Column("val", lambda experiment: format_number(_val_loss(experiment), absent=""), numeric=True),
 )
 
 
@@ -22,52 +42,12 @@ def format_listing(*, width: int | None = None, style: Style = Style()) -> str: 
         bases = {experiment.derived_from for experiment in experiments}
         one_base = f", from {experiments[0].derived_from}" if len(bases) == 1 and None not in bases else ""
         shows_base = not one_base and experiments[0].published is None
-        lines += [style.bold(series + one_base), *_format_series(experiments, shows_base, width, style), ""]
+        columns = [column for column in COLUMNS if shows_base or column.header != "from"]
+        lines.append(style.bold(series + one_base))
+        lines += [*format_table(*make_table(columns, experiments), width=width, style=style, indent="  "), ""]
     lines += wrap(LEGEND, width=min(width or 100, 100))
     lines.append(f"{len(EXPERIMENTS)} experiments; `some experiments show NAME` prints all about one.")
     return "\n".join(lines) + "\n"
-
-
-def _format_series(experiments: Sequence[Experiment], shows_base: bool, width: int | None, style: Style) -> list[str]:
-    published = any(experiment.published for experiment in experiments)
-    columns = [
-        Column("name"),
-        Column("what it is", wraps=True),
-        *([Column("from")] if shows_base else []),
-        Column("d×L"),
-        Column("E/k/f"),
-        Column("train M", numeric=True),
-        Column("total M", numeric=True),
-        *([Column("val", numeric=True)] if published else []),
-    ]
-    rows = []
-    for experiment in experiments:
-        model, count = experiment.config.model, experiment.parameters
-        rows.append(
-            [
-                experiment.name,
-                experiment.title,
-                *([experiment.derived_from or ""] if shows_base else []),
-                f"{model.d_model}×{model.num_layers}",
-                _describe_feed_forward(experiment),
-                format_millions(count.trainable),
-                format_millions(count.total),
-                *([_format_val_loss(experiment)] if published else []),
-            ]
-        )
-    return format_table(columns, rows, width=width, style=style, indent="  ")
-
-
-def _describe_feed_forward(experiment: Experiment) -> str:
-    model = experiment.config.model
-    if model.ffn != "some":
-        return f"dense {model.dense_width}"
-    return f"{model.num_experts}/{model.top_k}/{model.d_ffn}"
-
-
-def _format_val_loss(experiment: Experiment) -> str:
-    published = experiment.published
-    return "" if published is None or published.val_loss is None else str(published.val_loss)
 
 
 def describe_all() -> list[dict[str, Any]]:
@@ -76,7 +56,8 @@ def describe_all() -> list[dict[str, Any]]:
 
 
 def _describe(experiment: Experiment) -> dict[str, Any]:
-    model, count, published = experiment.config.model, experiment.parameters, experiment.published
+    model, count, val_loss = experiment.config.model, experiment.parameters, _val_loss(experiment)
+    has_experts = model.ffn == "some"
     return {
         "name": experiment.name,
         "series": experiment.series,
@@ -85,11 +66,11 @@ def _describe(experiment: Experiment) -> dict[str, Any]:
         "d_model": model.d_model,
         "num_layers": model.num_layers,
         "ffn": model.ffn,
-        "num_experts": model.num_experts if model.ffn == "some" else None,
-        "top_k": model.top_k if model.ffn == "some" else None,
-        "d_ffn": model.d_ffn if model.ffn == "some" else model.dense_width,
+        "num_experts": model.num_experts if has_experts else None,
+        "top_k": model.top_k if has_experts else None,
+        "d_ffn": model.d_ffn if has_experts else model.dense_width,
         "trainable_parameters": count.trainable,
         "total_parameters": count.total,
         "steps": experiment.steps,
-        "published_val_loss": float(published.val_loss) if published and published.val_loss is not None else None,
+        "published_val_loss": None if val_loss is None else float(val_loss),
     }

@@ -54,7 +54,8 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
     """Everything in result.json, and where it comes from. No absolute paths."""
     result = folder.read_result()
     assert result is not None, f"{folder} is not finished"
-    program = _read_program(folder)
+    environment = folder.path / "env.json"  # a run killed when it began has none, and takes the present program
+    program = json.loads(environment.read_text(encoding="utf-8")) if environment.is_file() else describe_program()
     log = read_log(folder.path / "metrics.jsonl")
     finished = datetime.fromtimestamp(folder.result_file.stat().st_mtime, UTC)
     return result | {
@@ -74,15 +75,6 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _read_program(folder: RunFolder) -> dict[str, Any]:
-    """What the run wrote when it began; a run killed at that very moment has none, and takes the present one."""
-    path = folder.path / "env.json"
-    if not path.is_file():
-        return describe_program()
-    program: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return program
-
-
 def list_published_epochs(
     schedule: Schedule, result: dict[str, Any], log: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -99,17 +91,17 @@ def list_published_epochs(
     rows = []
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
         found = evaluations[end]
+        middle = found["layers"][result["middle_layer"]] if found["layers"] else {}
         if schedule.scaled:
             losses = [line["train_loss"] for line in log if "train_loss" in line and start < line["step"] <= end]
-            train_loss = sum(losses) / len(losses) if losses else None
-            averaged = len(losses)
+            train_loss, averaged = sum(losses) / len(losses) if losses else None, len(losses)
         else:
             train_loss, averaged = whole_epochs[end]["train_loss"], end - start
-        row = {"epoch": number, "step": end, "tokens": found["tokens"]}
-        row |= {"train_loss": train_loss, "train_loss_steps": averaged}
-        row |= {name: found[name] for name in LOSSES}
-        middle = found["layers"][result["middle_layer"]] if found["layers"] else {}
-        row |= {name: middle.get(name) for name in USAGE}
-        row |= {name: middle[name] for name in ("gini_real", "entropy_bits_real") if name in middle}
-        rows.append(row)
+        rows.append(
+            {"epoch": number, "step": end, "tokens": found["tokens"]}
+            | {"train_loss": train_loss, "train_loss_steps": averaged}
+            | {name: found[name] for name in LOSSES}
+            | {name: middle.get(name) for name in USAGE}
+            | {name: middle[name] for name in ("gini_real", "entropy_bits_real") if name in middle}
+        )
     return rows

@@ -15,17 +15,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal, Self
 
 from some_moe.config import ConfigError
+from some_moe.config.parameters import count_parameters
 from some_moe.files import write_whole
-from some_moe.lab.jobs import Job, find_standing, folder_of
+from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
 from some_moe.lab.measured import refuse_other_record, write_record
 from some_moe.training.estimate import describe_seconds
 from some_moe.training.lock import take_lock
+from some_moe.training.machine import choose_machine
+from some_moe.training.recorder import RunFolder
 from some_moe.training.stopping import TrainingStoppedError
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
@@ -36,16 +39,29 @@ SUMMARIZED = ("steps", "val_loss", "val_loss_padded", "perplexity", "tokens_per_
 
 
 @dataclass
-class Entry:
-    """How one job stands: its line in queue.json."""
+class Turn:
+    """One job in the queue: where it runs, how far that had come before, and how it stands (its line in queue.json)."""
 
-    name: str
-    experiment: str
-    seed: int
+    job: Job
+    folder: RunFolder
+    record: Path
+    standing: Standing
     state: State = "waiting"
     reason: str = ""  # why it failed, in one sentence
     seconds: float = 0.0  # that its processes took, start and evaluation included
     at_once: int | None = None  # how many runs shared the machine
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was done before the queue began."""
+        return self.standing == "done"
+
+    def write_record(self) -> None:
+        write_record(self.record, self.job, self.folder, at_once=self.at_once)
+
+    def to_dict(self) -> dict[str, Any]:
+        named = {"name": self.job.name, "experiment": self.job.experiment.name, "seed": self.job.seed}
+        return named | {name: getattr(self, name) for name in ("state", "reason", "seconds", "at_once")}
 
 
 class Signals:
@@ -63,10 +79,9 @@ class Signals:
     def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.count += 1
         if self.count == 1:
-            runs = (
-                "the present run saves after its step" if len(self.told) < 2 else "present runs save after their step"
-            )
-            self.say(f"stopping: {runs}, and no other is begun")
+            one = len(self.told) < 2
+            saves = "the present run saves after its step" if one else "present runs save after their step"
+            self.say(f"stopping: {saves}, and no other is begun")
         self.pass_on()
 
     def pass_on(self) -> None:
@@ -91,40 +106,44 @@ class Signals:
         self.previous = {number: signal.signal(number, self.note) for number in caught}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
 
 class Queue:
-    """The jobs of one command in one folder."""
+    """The jobs of one command in one folder. Making one writes nothing: all that stands in its way is refused first."""
 
     def __init__(
         self, jobs: Sequence[Job], out: Path, results: Path, say: Callable[[str], None], *, at_once: int = 1
     ) -> None:
-        self.jobs, self.out, self.results, self.say, self.at_once = jobs, out, results, say, at_once
+        self.out, self.results, self.say, self.at_once = out, results, say, at_once
         self.file = out / "queue.json"
         self.signals = Signals(say)
         self.stopped = False
         self.shows_runs = False  # whether runs may draw on our terminal; else what they print is in their logs
         self.lock: int | None = None
-        self.turn = threading.Lock()  # one thread at a time takes a job, or writes queue.json
-        # Folders and records that hold something else are refused here, before anything is written.
-        self.standings = [find_standing(job, folder_of(job, out)) for job in jobs]
+        self.access = threading.Lock()  # one thread at a time takes a job, or writes queue.json
+        choose_machine(jobs[0].config.train)
+        self.turns = []
         for job in jobs:
-            refuse_other_record(self._record_file(job), job, folder_of(job, out))
-        self.entries = [
-            Entry(job.name, job.experiment.name, job.seed, "done" if standing == "done" else "waiting")
-            for job, standing in zip(jobs, self.standings, strict=True)
-        ]
+            folder, record = RunFolder(out / job.name), results / f"{job.name}.json"
+            standing = find_standing(job, folder)
+            self.turns.append(Turn(job, folder, record, standing, "done" if standing == "done" else "waiting"))
+        for turn in self.turns:
+            refuse_other_record(turn.record, turn.job, turn.folder)
         self.others: list[dict[str, Any]] = []  # jobs of earlier commands
         self._remember()
+        for line in explain_scaling(jobs):
+            say(line)
+
+    @property
+    def standings(self) -> list[Standing]:
+        return [turn.standing for turn in self.turns]
 
     @property
     def exit_code(self) -> int:
-        states = {entry.state for entry in self.entries}
+        states = {turn.state for turn in self.turns}
         if states & {"interrupted", "waiting"}:
             return 130
         return 1 if "failed" in states else 0
@@ -136,8 +155,10 @@ class Queue:
         with self._own_folder(), self.signals:
             try:
                 self._save()
-                self._complete_records()
-                waiting = iter(range(len(self.jobs)))
+                for turn in self.turns:  # done, but with other --results, or killed before its record was written
+                    if turn.is_over and not turn.record.is_file():
+                        turn.write_record()
+                waiting = iter(enumerate(self.turns))
                 if self.at_once == 1:
                     self._work(waiting)
                 else:
@@ -150,49 +171,43 @@ class Queue:
                     "when that is mended"
                 ) from None
 
-    def _work(self, waiting: Iterator[int]) -> None:
+    def _work(self, waiting: Iterator[tuple[int, Turn]]) -> None:
         """Run one job after another, until none is waiting or somebody stops the queue."""
         while True:
-            with self.turn:
-                number = None if self.stopped or self.signals.count else next(waiting, None)
-            if number is None:
+            with self.access:
+                found = None if self.stopped or self.signals.count else next(waiting, None)
+            if found is None:
                 return
             try:
-                self._run_job(number, self.jobs[number], self.entries[number])
+                self._take(*found)
             except BaseException:
                 self.stopped = True  # the others end with what they are at
                 raise
 
-    def _complete_records(self) -> None:
-        """Write the records of finished runs that have none: in another folder, or after a kill at the last moment."""
-        for job, standing, entry in zip(self.jobs, self.standings, self.entries, strict=True):
-            if standing == "done" and not self._record_file(job).is_file():
-                write_record(self._record_file(job), job, folder_of(job, self.out), at_once=entry.at_once)
-
-    def _run_job(self, number: int, job: Job, entry: Entry) -> None:
-        title = f"[{number + 1}/{len(self.jobs)}] {job.experiment.name}, seed {job.seed}: "
-        if self.standings[number] == "done":
+    def _take(self, number: int, turn: Turn) -> None:
+        job = turn.job
+        title = f"[{number + 1}/{len(self.turns)}] {job.experiment.name}, seed {job.seed}: "
+        if turn.is_over:
             self.say(title + "done already")
             return
         steps = "packed rows" if job.schedule.steps is None else f"{job.schedule.steps:,} steps"
         self.say(title + steps + self._describe_time_left(number))
-        entry.state, entry.reason, entry.at_once = "running", "", self.at_once
+        turn.state, turn.reason, turn.at_once = "running", "", self.at_once
         self._save()
-        folder = folder_of(job, self.out)
         started = time.monotonic()
         code, messages = self._train(job)
         seconds = time.monotonic() - started
-        entry.seconds += seconds
-        if code == 0 and folder.result_file.is_file():
-            write_record(self._record_file(job), job, folder, at_once=entry.at_once)
-            entry.state = "done"
+        turn.seconds += seconds
+        if code == 0 and turn.folder.result_file.is_file():
+            turn.write_record()
+            turn.state = "done"
             self.say(f"{title}done in {describe_seconds(seconds)}")
         elif code in STOPPED or self.signals.count:
-            entry.state, self.stopped = "interrupted", True
+            turn.state, self.stopped = "interrupted", True
             self.say(title + "interrupted")
         else:
-            entry.state, entry.reason = "failed", explain_failure(code, messages)
-            self.say(f"{title}failed: {entry.reason}")
+            turn.state, turn.reason = "failed", explain_failure(code, messages)
+            self.say(f"{title}failed: {turn.reason}")
         self._save()
 
     def _train(self, job: Job) -> tuple[int, str]:
@@ -217,44 +232,60 @@ class Queue:
 
     def _describe_time_left(self, number: int) -> str:
         """What finished jobs say about the rest, this one included; nothing while none has finished."""
-        finished = [
-            (job.work, entry.seconds)
-            for job, entry in zip(self.jobs, self.entries, strict=True)
-            if entry.seconds and entry.state == "done"
-        ]
+        finished = [(turn.job.work, turn.seconds) for turn in self.turns if turn.seconds and turn.state == "done"]
         if not finished:
             return ""
         work, seconds = map(sum, zip(*finished, strict=True))
-        open_jobs = zip(self.jobs[number:], self.standings[number:], strict=True)
-        left = sum(job.work for job, standing in open_jobs if standing != "done")
+        left = sum(turn.job.work for turn in self.turns[number:] if not turn.is_over)
         return f"; about {describe_seconds(seconds / work * left / self.at_once)} left for the queue"
 
-    def _record_file(self, job: Job) -> Path:
-        return self.results / f"{job.name}.json"
+    # --- what it tells ----------------------------------------------------------------------------------------
+
+    def plan(self) -> list[dict[str, Any]]:
+        """One object a job: what would run."""
+        rows = []
+        for turn in self.turns:
+            job, count, schedule = turn.job, count_parameters(turn.job.config.model), turn.job.schedule
+            epochs = job.config.train.epochs if schedule.steps is None else schedule.steps / schedule.steps_an_epoch
+            rows.append(
+                {
+                    "experiment": job.experiment.name,
+                    "seed": job.seed,
+                    "stories": schedule.stories.train,
+                    "epochs": epochs,
+                    "steps": schedule.steps,
+                    "published_steps": job.experiment.steps,
+                    "trainable_parameters": count.trainable,
+                    "total_parameters": count.total,
+                    "standing": turn.standing,
+                    "folder": str(turn.folder),
+                    "command": job.command,
+                }
+            )
+        return rows
 
     def summarize(self) -> list[dict[str, Any]]:
         """One object a job: how it stands, and the figures of its record where it is done."""
         rows = []
-        for job, entry, standing in zip(self.jobs, self.entries, self.standings, strict=True):
-            path = self._record_file(job)
-            record = json.loads(path.read_text(encoding="utf-8")) if entry.state == "done" else {}
+        for turn in self.turns:
+            published = turn.job.experiment.published
+            record = json.loads(turn.record.read_text(encoding="utf-8")) if turn.state == "done" else {}
             middle = record["layers"][record["middle_layer"]] if record.get("layers") else {}
-            published = job.experiment.published
             rows.append(
-                {"experiment": entry.experiment, "seed": entry.seed}
-                | {"state": "done already" if standing == "done" else entry.state, "reason": entry.reason}
+                {"experiment": turn.job.experiment.name, "seed": turn.job.seed}
+                | {"state": "done already" if turn.is_over else turn.state, "reason": turn.reason}
                 | {name: record.get(name) for name in SUMMARIZED}
                 | {"gini": middle.get("gini")}
                 | {"published_val_loss": float(published.val_loss) if published and published.val_loss else None}
-                | {"result": str(path) if record else None}
+                | {"result": str(turn.record) if record else None}
             )
         return rows
 
     # --- queue.json and the lock ------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        with self.turn:
-            jobs = [*self.others, *map(asdict, self.entries)]
+        with self.access:
+            jobs = [*self.others, *(turn.to_dict() for turn in self.turns)]
             write_whole(self.file, json.dumps({"format_version": QUEUE_FORMAT, "jobs": jobs}, indent=1) + "\n")
 
     def _remember(self) -> None:
@@ -263,9 +294,9 @@ class Queue:
             return
         try:
             known = {job["name"]: job for job in json.loads(self.file.read_text(encoding="utf-8"))["jobs"]}
-            for entry in self.entries:
-                before = known.pop(entry.name, {})
-                entry.seconds, entry.at_once = float(before.get("seconds", 0.0)), before.get("at_once")
+            for turn in self.turns:
+                before = known.pop(turn.job.name, {})
+                turn.seconds, turn.at_once = float(before.get("seconds", 0.0)), before.get("at_once")
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{str(self.file)!r} is damaged; remove it, the runs themselves are whole") from None
         self.others = list(known.values())

@@ -107,7 +107,8 @@ def scale(config: RunConfig, stories: Stories) -> tuple[RunConfig, Schedule]:
         asked_epochs=train.epochs,
         asked_steps_an_epoch=asked_steps_an_epoch,
         scaled=scaled,
-        epoch_ends=() if packed else _list_epoch_ends(asked_steps_an_epoch, steps),
+        # Each full epoch's last step, and that of a last one which max_steps cuts short.
+        epoch_ends=() if packed else (*range(asked_steps_an_epoch, steps, asked_steps_an_epoch), steps),
     )
     if not scaled:
         return config, schedule
@@ -122,9 +123,3 @@ def scale(config: RunConfig, stories: Stories) -> tuple[RunConfig, Schedule]:
         "train.eval_every": train.eval_every or asked_steps_an_epoch,
     }
     return config.override(changes), schedule
-
-
-def _list_epoch_ends(steps_an_epoch: int, steps: int) -> tuple[int, ...]:
-    """Each full epoch's last step, and that of a last one which max_steps cuts short."""
-    ends = list(range(steps_an_epoch, steps + 1, steps_an_epoch))
-    return tuple(ends if steps % steps_an_epoch == 0 else [*ends, steps])

@@ -1,10 +1,12 @@
 """Where a run computes, in what precision, and whether by the fast model: the one place that brings `fast` in."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from some_moe.config import ConfigError, RunConfig, TrainConfig
 from some_moe.model.transformer import SomeLM
@@ -64,6 +66,13 @@ class Machine:
 def has_triton() -> bool:
     """Whether Triton kernels can run here."""
     return torch.cuda.is_available() and find_spec("triton") is not None
+
+
+def load_fast_kernel(name: str) -> Callable[..., Tensor]:
+    """The fast model's way to compute experts: (x, experts, gates, weights, onto=None) → y."""
+    from some_moe.fast.experts import choose_kernel
+
+    return choose_kernel(name)
 
 
 def choose_machine(config: TrainConfig, team: Team = ALONE) -> Machine:

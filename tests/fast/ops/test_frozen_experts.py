@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from some_moe.experts import ExpertWeights, choose_kernel
+from some_moe.experts import ExpertWeights
+from some_moe.training.machine import load_fast_kernel
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
@@ -27,7 +28,7 @@ def draw(num_experts: int, d: int, f: int, dtype: torch.dtype) -> ExpertWeights:
 
 def run(kernel: str, x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights, back: Tensor) -> list[Tensor]:
     x, gates = x.clone().requires_grad_(), gates.clone().requires_grad_()
-    y = choose_kernel(kernel)(x, experts, gates, weights)
+    y = load_fast_kernel(kernel)(x, experts, gates, weights)
     return [y.detach(), *torch.autograd.grad(y, (x, gates), back.to(y.dtype))]
 
 
@@ -69,7 +70,7 @@ def test_adding_onto_rounds_once() -> None:
     weights, experts = draw(8, 64, 128, torch.bfloat16), choose(700, 8, 2)
     x, onto = (torch.randn(700, 64, device="cuda").bfloat16().requires_grad_() for _ in range(2))
     gates, back = torch.rand(700, 2, device="cuda", requires_grad=True), torch.randn(700, 64, device="cuda").bfloat16()
-    mix = choose_kernel("triton")
+    mix = load_fast_kernel("triton")
     y = mix(x, experts, gates, weights, onto)
     expected = mix(x, experts, gates, weights)
     assert (y.double() - (expected + onto).double()).norm() <= 4e-3 * y.double().norm()

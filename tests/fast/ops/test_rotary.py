@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from some_moe import accelerate
 from some_moe.config import ModelConfig
+from some_moe.fast.casts import cast_maps
 from some_moe.model.attention import Attention, make_geometry, rotary_angles, rotate
 
 pytestmark = pytest.mark.gpu
@@ -88,8 +90,12 @@ def test_detached_biases_get_the_column_sums_of_the_gradient(
 def project_both_ways(attention: Attention, x: Tensor, backs: list[Tensor], *, bf16: bool) -> tuple[Tensor, ...]:
     """Queries, keys and values, and the gradients of x and of the three weights and biases."""
     geometry = make_geometry(MODEL, torch.arange(x.shape[1], device="cuda")[None])
-    with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-        parts = attention.project(x, geometry)
+    if bf16:
+        fast = accelerate(attention)
+        casts, _ = cast_maps(fast, torch.bfloat16)
+        parts = fast.project_cast(x.bfloat16(), geometry, casts["qkv"])
+    else:
+        parts = attention.place_heads(attention.query(x), attention.key(x), attention.value(x), geometry)
     maps = (attention.query, attention.key, attention.value)
     weights = [parameter for one in maps for parameter in (one.weight, one.bias)]
     grads = torch.autograd.grad(parts, (x, *weights), [back.to(parts[0].dtype) for back in backs])

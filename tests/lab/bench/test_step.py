@@ -10,7 +10,7 @@ from torch.autograd.profiler_util import Kernel
 
 from some_moe.config import ConfigError, ModelConfig, RunConfig
 from some_moe.lab.bench.profile import Work, classify, device_work, summarize
-from some_moe.lab.bench.step import bench_step, make_batch, make_model, make_step, make_stepper, prepare_config
+from some_moe.lab.bench.step import TOTAL_STEPS, bench_step, make_batch, make_step, prepare_config
 from some_moe.lab.registry.presets import find_preset
 from some_moe.training.machine import choose_machine
 
@@ -53,13 +53,17 @@ def test_a_balanced_preset_refuses_to_be_skewed() -> None:
 def test_steps_follow_one_another_and_learn() -> None:
     config = tiny()
     machine = choose_machine(config.train)
-    step = make_step(make_stepper(make_model(config, machine), config, machine))
+    stepper = machine.make_stepper(machine.make_model(config), config, TOTAL_STEPS)
+    step = make_step(stepper)
     batch = make_batch(config, machine)
     assert batch.real.all()
     assert batch.inputs.shape == (2, 32)
-    results = [step(batch) for _ in range(4)]
+    rates = []
+    for _ in range(4):
+        step(batch)
+        rates.append(stepper.optimizer.param_groups[0]["lr"])
     # The rate is warming up, so the number of the step goes up with every call.
-    assert results[3].rate > results[2].rate > results[0].rate
+    assert rates[3] > rates[2] > rates[0]
 
 
 @pytest.mark.parametrize(

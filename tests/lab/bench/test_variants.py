@@ -10,24 +10,30 @@ from torch import Tensor
 
 from some_moe.config import ConfigError
 from some_moe.experts import ExpertWeights, choose_kernel
-from some_moe.lab.bench import peers
-from some_moe.lab.bench.peers import UnavailableError, make_transformers_grouped
+from some_moe.lab.bench import variants
 from some_moe.lab.bench.problem import Problem, make_problem, make_weights, trained_tensors
 from some_moe.lab.bench.shapes import LayerShape
-from some_moe.lab.bench.variants import PEERS, Variant, list_variants, our_kernel
+from some_moe.lab.bench.variants import (
+    PEERS,
+    UnavailableError,
+    Variant,
+    list_variants,
+    make_transformers_grouped,
+    our_kernel,
+)
 
 CPU = torch.device("cpu")
 SHAPE = LayerShape(name="tiny", d_model=16, d_ffn=24, num_experts=6, top_k=2)
 VARIANTS = [variant for variant in list_variants(CPU, "none") if variant.same_function]
 
 
-def run(mix: peers.Mix, problem: Problem, weights: ExpertWeights) -> list[Tensor]:
+def run(mix: variants.Mix, problem: Problem, weights: ExpertWeights) -> list[Tensor]:
     wanted = [problem.x, problem.gates, *trained_tensors(weights).values()]
     y = mix(problem.x, problem.experts, problem.gates)
     return [y, *torch.autograd.grad(y, wanted, problem.grad_y)]
 
 
-def build(variant: Variant, weights: ExpertWeights) -> peers.Mix:
+def build(variant: Variant, weights: ExpertWeights) -> variants.Mix:
     try:
         return variant.build(weights, SHAPE.top_k)
     except UnavailableError as reason:
@@ -72,8 +78,8 @@ def test_peers_compute_with_the_given_weights_and_no_copy() -> None:
 def test_the_dense_ceiling_is_k_experts_side_by_side() -> None:
     weights = make_weights(SHAPE, CPU, torch.float32)
     problem = make_problem(SHAPE, 8, "balanced", CPU, torch.float32)
-    found = peers.Dense(weights, 2)(problem.x, problem.experts, problem.gates)
-    up, up_bias, down, down_bias = peers.matrices(weights)
+    found = variants.Dense(weights, 2)(problem.x, problem.experts, problem.gates)
+    up, up_bias, down, down_bias = variants.matrices(weights)
     parts = [F.linear(F.gelu(F.linear(problem.x, up[e], up_bias[e])), down[e]) for e in range(2)]
     assert torch.allclose(found, parts[0] + parts[1] + down_bias[0], atol=1e-5)
 

@@ -1,5 +1,4 @@
 """Benchmarks: one layer's experts against their peers, and a whole training step.
 
-shapes → problem → variants (ours and `peers`) → checks → recording → timing → layer; and for the whole step, step and
-profile.
+shapes → problem → variants → checks → recording → timing → layer; and for the whole step, step and profile.
 """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from some_moe.experts import ExpertWeights, choose_kernel
-from some_moe.lab.bench.problem import Problem, trained_tensors
+from some_moe.lab.bench.problem import STACKS, Problem, trained_tensors
 
 SAMPLED_TOKENS = 256
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
@@ -26,43 +26,31 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def gradients(mix: object, problem: Problem, wanted: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Output and the gradients of `wanted` for the problem's grad_y."""
-    assert callable(mix)
-    y: Tensor = mix(problem.x, problem.experts, problem.gates)
-    # Detached, so that the autograd graph ends here: no recording survives one that is kept.
-    return y.detach(), list(torch.autograd.grad(y, wanted, problem.grad_y))
-
-
 class Judge:
     """Knows the right answer of one problem, for a sample of its tokens and experts."""
 
     def __init__(self, problem: Problem, weights: ExpertWeights, *, with_gradients: bool = True) -> None:
-        self.problem, self.weights, self.with_gradients = problem, weights, with_gradients
-        device = problem.x.device
-        source = torch.Generator(device).manual_seed(0)
-        order = torch.randperm(len(problem.x), device=device, generator=source)
+        self.dtype, self.with_gradients = problem.x.dtype, with_gradients
+        source = torch.Generator(problem.x.device).manual_seed(0)
+        order = torch.randperm(len(problem.x), device=problem.x.device, generator=source)
         self.tokens = order[:SAMPLED_TOKENS]
-        sample = _to_float64(_take(problem, self.tokens))
-        self.y, (self.grad_x, self.grad_gates) = _reference(sample, weights, [sample.x, sample.gates])
+        sample = _take(problem, self.tokens)
+        self.y, (self.grad_x, self.grad_gates) = _solve(sample, weights, [sample.x, sample.gates])
         self.weight_gradients: dict[tuple[str, int], Tensor] = {}
         if with_gradients and trained_tensors(weights):
-            for expert in self._sample_experts():
-                self._expect_weight_gradients(expert)
+            counts = torch.bincount(problem.experts.flatten(), minlength=weights.num_experts)
+            used = counts.nonzero().flatten()
+            # The busiest expert, and the least busy one in use.
+            for expert in sorted({int(counts.argmax()), int(used[counts[used].argmin()])}):
+                self._expect_weight_gradients(problem, weights, expert)
 
-    def _sample_experts(self) -> list[int]:
-        """The busiest expert, and the least busy one in use."""
-        counts = torch.bincount(self.problem.experts.flatten(), minlength=self.weights.num_experts)
-        used = counts.nonzero().flatten()
-        return sorted({int(counts.argmax()), int(used[counts[used].argmin()])})
-
-    def _expect_weight_gradients(self, expert: int) -> None:
-        token, slot = (self.problem.experts == expert).nonzero(as_tuple=True)
-        own = _to_float64(_take(self.problem, token))
+    def _expect_weight_gradients(self, problem: Problem, weights: ExpertWeights, expert: int) -> None:
+        token, slot = (problem.experts == expert).nonzero(as_tuple=True)
+        own = _take(problem, token)
         own = replace(own, experts=torch.zeros_like(token)[:, None], gates=own.gates.gather(1, slot[:, None]))
-        alone = _slice_expert(self.weights, expert)
+        alone = _slice_expert(weights, expert)
         trained = trained_tensors(alone)
-        _, found = _reference(own, alone, list(trained.values()))
+        _, found = _solve(own, alone, list(trained.values()))
         self.weight_gradients |= {(name, expert): grad[0] for name, grad in zip(trained, found, strict=True)}
 
     def errors(self, y: Tensor, grads: Mapping[str, Tensor]) -> dict[str, float]:
@@ -78,30 +66,24 @@ class Judge:
 
     def complain(self, errors: Mapping[str, float]) -> str:
         """What is wrong with such errors; nothing where they are as small as they must be."""
-        dtype = self.problem.x.dtype
-        limits = {name: (BIAS_TOLERANCE if name.endswith("_bias") else TOLERANCE)[dtype] for name in errors}
+        limits = {name: (BIAS_TOLERANCE if name.endswith("_bias") else TOLERANCE)[self.dtype] for name in errors}
         worst = max(errors, key=lambda name: errors[name] / limits[name])
         if errors[worst] <= limits[worst]:
             return ""
         return f"relative error {errors[worst]:.1e} of {worst}, more than {limits[worst]:.0e}"
 
 
-def _reference(problem: Problem, weights: ExpertWeights, wanted: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    kernel = choose_kernel("reference")
-    return gradients(lambda x, experts, gates: kernel(x, experts, gates, weights), problem, wanted)
+def _solve(problem: Problem, weights: ExpertWeights, wanted: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The reference's output, and the gradients of `wanted` for the problem's grad_y."""
+    y = choose_kernel("reference")(problem.x, problem.experts, problem.gates, weights)
+    # Detached, so that the autograd graph ends here: no recording survives one that is kept.
+    return y.detach(), torch.autograd.grad(y, wanted, problem.grad_y)
 
 
 def _take(problem: Problem, tokens: Tensor) -> Problem:
-    return Problem(**{field.name: getattr(problem, field.name).detach()[tokens] for field in fields(Problem)})
-
-
-def _to_float64(problem: Problem) -> Problem:
-    return Problem(
-        x=problem.x.double().requires_grad_(),
-        experts=problem.experts,
-        gates=problem.gates.double().requires_grad_(),
-        grad_y=problem.grad_y.double(),
-    )
+    """Some tokens of a problem, in float64."""
+    x, gates, grad_y = (part.detach()[tokens].double() for part in (problem.x, problem.gates, problem.grad_y))
+    return Problem(x=x.requires_grad_(), experts=problem.experts[tokens], gates=gates.requires_grad_(), grad_y=grad_y)
 
 
 def _slice_expert(weights: ExpertWeights, expert: int) -> ExpertWeights:
@@ -113,5 +95,4 @@ def _slice_expert(weights: ExpertWeights, expert: int) -> ExpertWeights:
     lora = weights.lora
     if lora is not None:
         lora = replace(lora, **{field.name: cut(getattr(lora, field.name)) for field in fields(lora)})
-    stacks = {name: cut(getattr(weights, name)) for name in ("up", "up_bias", "down", "down_bias")}
-    return ExpertWeights(**stacks, lora=lora)
+    return ExpertWeights(**{name: cut(getattr(weights, name)) for name in STACKS}, lora=lora)

@@ -7,9 +7,10 @@ import gc
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,12 +20,11 @@ from some_moe.config import ConfigError
 from some_moe.experts import ExpertWeights
 from some_moe.experts.grouped import ALIGNMENT, round_up
 from some_moe.lab.bench.checks import Judge
-from some_moe.lab.bench.peers import Mix, UnavailableError
-from some_moe.lab.bench.problem import SKEWED_GINI, Problem, make_problem, make_weights, reachable_gini, trained_tensors
-from some_moe.lab.bench.recording import UnrecordableError, record
+from some_moe.lab.bench.problem import Problem, make_problem, make_weights, reachable_gini, trained_tensors
+from some_moe.lab.bench.recording import UnrecordableError, first_line, record
 from some_moe.lab.bench.shapes import Chip, LayerShape, find_chip, layer_bytes, layer_flops
-from some_moe.lab.bench.timing import Clock, Task, Timing, time_in_turns
-from some_moe.lab.bench.variants import Variant
+from some_moe.lab.bench.timing import Clock, Task, Timing, time_in_turns, wait_for
+from some_moe.lab.bench.variants import Mix, UnavailableError, Variant
 from some_moe.metrics.usage import count_selections, summarize_usage
 from some_moe.training.recorder import describe_device
 
@@ -56,9 +56,6 @@ class LayerSettings:
         """What every expert's load is a multiple of: the peers can train no others on a GPU."""
         return 1 if self.trainability == "frozen" else ALIGNMENT
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def compute_dtype(device: torch.device) -> torch.dtype:
     """bf16 is what a GPU is fast in; fp32 is what a CPU is fast in."""
@@ -67,17 +64,14 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 def bench_layer(settings: LayerSettings, variants: Sequence[Variant], device: torch.device) -> Iterator[dict[str, Any]]:
     """Measure every case; a shape that does not fit the memory is a record that says so."""
-    clock = Clock(device)
+    clock, dtype = Clock(device), compute_dtype(device)
     for shape in settings.shapes:
         try:
-            weights = make_weights(
-                shape, device, compute_dtype(device), settings.trainability, lora_rank=settings.lora_rank
-            )
+            weights = make_weights(shape, device, dtype, settings.trainability, lora_rank=settings.lora_rank)
         except RuntimeError as error:
-            reason = _describe_memory_error(error)
-            for tokens in settings.tokens:
-                for routing in settings.routings:
-                    yield describe_case(shape, tokens, routing, settings) | {"failure": reason, "rows": []}
+            reason = describe_memory_error(error)
+            for tokens, routing in product(settings.tokens, settings.routings):
+                yield describe_case(shape, tokens, routing, settings) | {"failure": reason, "rows": []}
             continue
         for tokens in settings.tokens:
             # Compiled code is of one shape: forget the last one's, and compile anew for all routings of this one.
@@ -86,14 +80,14 @@ def bench_layer(settings: LayerSettings, variants: Sequence[Variant], device: to
             for routing in settings.routings:
                 yield run_case(shape, tokens, routing, settings, weights, contenders, clock)
             del contenders
-            _free_memory()
+            free_memory()
         del weights
-        _free_memory()
+        free_memory()
 
 
 def describe_case(shape: LayerShape, tokens: int, routing: str, settings: LayerSettings) -> dict[str, Any]:
     return {
-        "shape": shape.to_dict(),
+        "shape": asdict(shape),
         "tokens": tokens,
         "routing": routing,
         "pass": settings.which,
@@ -116,45 +110,32 @@ class Contender:
             with quiet_compiler():
                 self.mix = variant.build(weights, top_k)
         except UnavailableError as error:
-            self.fail("unavailable", str(error))
+            self.status, self.reason = "unavailable", str(error)
 
-    def fail(self, status: str, reason: str) -> None:
-        self.status, self.reason = status, reason
-
-    def trained(self) -> dict[str, Tensor]:
-        """What gets a gradient besides x and the gates."""
+    def make_task(self, problem: Problem, which: str) -> Task:
+        """What is timed: a pass that returns its output, and the gradients by name, of which the forward has none."""
+        mix, wanted = self.mix, {"x": problem.x}
+        assert mix is not None
         if self.variant.same_function:
-            return trained_tensors(self.weights)
-        assert isinstance(self.mix, nn.Module)
-        return {name: p for name, p in self.mix.named_parameters() if p.requires_grad}
+            wanted |= {"gates": problem.gates, **trained_tensors(self.weights)}
+        else:  # a dense network: it has no gates, and weights of its own
+            assert isinstance(mix, nn.Module)
+            wanted |= {name: weight for name, weight in mix.named_parameters() if weight.requires_grad}
 
-    def run(self, problem: Problem, which: str) -> tuple[Tensor, dict[str, Tensor]]:
-        """Output, and the gradients by name (none for the forward pass alone)."""
-        assert self.mix is not None
+        def forward() -> Tensor:
+            return mix(problem.x, problem.experts, problem.gates)
+
+        def backward(y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            grads = torch.autograd.grad(y, list(wanted.values()), problem.grad_y)
+            return y.detach(), dict(zip(wanted, grads, strict=True))
+
         if which == "forward":
-            with torch.no_grad():
-                return self.mix(problem.x, problem.experts, problem.gates), {}
-        return self.backward(self.mix(problem.x, problem.experts, problem.gates), problem)
-
-    def backward(self, y: Tensor, problem: Problem) -> tuple[Tensor, dict[str, Tensor]]:
-        wanted = {"x": problem.x, "gates": problem.gates, **self.trained()}
-        if not self.variant.same_function:
-            del wanted["gates"]  # a dense network has none
-        grads = torch.autograd.grad(y, list(wanted.values()), problem.grad_y)
-        return y.detach(), dict(zip(wanted, grads, strict=True))
-
-    def task(self, problem: Problem, which: str) -> Task:
-        """What is timed: the whole pass, or the backward alone of a forward made just before. It returns as `run`."""
-        if which != "backward":
-            return Task(lambda: self.run(problem, which))
+            return Task(torch.no_grad()(lambda: (forward(), {})))
+        if which == "both":
+            return Task(lambda: backward(forward()))
         outputs: list[Tensor] = []
-
-        def forward() -> None:
-            assert self.mix is not None
-            outputs.append(self.mix(problem.x, problem.experts, problem.gates))
-
         # Taken out, so that no autograd graph outlives its call: recordings would stumble over it.
-        return Task(lambda: self.backward(outputs.pop(), problem), before=forward)
+        return Task(lambda: backward(outputs.pop()), before=lambda: outputs.append(forward()))
 
 
 def run_case(
@@ -168,37 +149,41 @@ def run_case(
 ) -> dict[str, Any]:
     """Check and time every contender on one problem."""
     case = describe_case(shape, tokens, routing, settings)
-    dtype = compute_dtype(clock.device)
+    dtype, chip = compute_dtype(clock.device), find_chip(describe_device(clock.device))
     try:
         problem = make_problem(shape, tokens, routing, clock.device, dtype, settings.seed, settings.load_multiple)
         judge = Judge(problem, weights, with_gradients=settings.which != "forward")
     except RuntimeError as error:
-        return case | {"failure": _describe_memory_error(error), "rows": []}
-    usage = summarize_usage(count_selections(problem.experts, shape.num_experts))
-    target = 0.0 if routing == "balanced" else reachable_gini(shape.num_experts, shape.top_k, SKEWED_GINI)
+        return case | {"failure": describe_memory_error(error), "rows": []}
     rows: dict[str, dict[str, Any]] = {}
     tasks: dict[tuple[str, str], Task] = {}
     for contender in contenders:
         name = contender.variant.name
         row = rows[name] = prepare(contender, problem, judge, settings.which, clock)
         if row["status"] == "ok":
-            task = contender.task(problem, settings.which)
+            task = contender.make_task(problem, settings.which)
             replays = None if settings.launch == "eager" else record_variant(row, task, judge, clock)
             if replays is not None:
                 tasks[name, "recorded"] = replays
             if replays is None or settings.launch == "both":
                 tasks[name, "eager"] = task
-    chip = find_chip(describe_device(clock.device))
-    timings = _time(clock, tasks, settings.seconds, rows)
+    timings: dict[tuple[str, str], Timing] = {}
+    try:
+        timings = time_in_turns(clock, tasks, settings.seconds)
+    except RuntimeError as error:  # should the memory end meanwhile, the rows say so instead of the run dying
+        for name, _ in tasks:
+            rows[name]["status"], rows[name]["reason"] = describe_failure(error)
     for name, row in rows.items():
         row |= describe_times(timings.get((name, "recorded")), timings.get((name, "eager")), case["flops"], chip)
     compare_with_peers(list(rows.values()))
+    usage = summarize_usage(count_selections(problem.experts, shape.num_experts))
+    usage["target_gini"] = 0.0 if routing == "balanced" else reachable_gini(shape.num_experts, shape.top_k)
     num_bytes = layer_bytes(
         shape, tokens, settings.which, settings.trainability, int(usage["experts_used"]), dtype.itemsize
     )
     return case | {
         "dtype": str(dtype).removeprefix("torch."),
-        "usage": {**usage, "target_gini": target},
+        "usage": usage,
         "bytes": num_bytes,
         "roofline": roofline(case["flops"], num_bytes, chip),
         "failure": None,
@@ -209,32 +194,23 @@ def run_case(
 def prepare(contender: Contender, problem: Problem, judge: Judge, which: str, clock: Clock) -> dict[str, Any]:
     """Run a contender once, compiling if it must; measure its memory and its errors."""
     variant = contender.variant
-    row: dict[str, Any] = {
-        "name": variant.name,
-        "is_ours": variant.is_ours,
-        "same_function": variant.same_function,
-        "compiled": variant.compiled,
-        "compile_seconds": None,
-        "recorded": False,
-        "not_recorded": "",
-        "errors": {},
-        "peak_bytes": None,
-    }
-    if contender.mix is not None and contender.status == "ok":
+    row: dict[str, Any] = {name: getattr(variant, name) for name in ("name", "is_ours", "same_function", "compiled")}
+    row |= {"compile_seconds": None, "recorded": False, "not_recorded": "", "errors": {}, "peak_bytes": None}
+    if contender.status == "ok":
         try:
+            task = contender.make_task(problem, which)
             if variant.compiled and contender.compile_seconds is None:
                 with quiet_compiler():
-                    seconds = clock.seconds(Task(lambda: contender.run(problem, which)))
-                row["compile_seconds"] = contender.compile_seconds = seconds
-            row["peak_bytes"], (y, grads) = measure_memory(clock, contender, problem, which)
+                    row["compile_seconds"] = contender.compile_seconds = clock.seconds(task)
+            row["peak_bytes"], (y, grads) = clock.weigh(task)
             if variant.same_function:
                 row["errors"] = judge.errors(y, grads)
                 if complaint := judge.complain(row["errors"]):
                     # Wrong here need not mean wrong on the next routing, so only this row is marked.
                     return row | {"status": "wrong", "reason": complaint}
         except Exception as error:  # a peer may fail in any way; the others are measured all the same
-            contender.fail(*_describe_failure(error))
-            _free_memory()
+            contender.status, contender.reason = describe_failure(error)
+            free_memory()
     return row | {"status": contender.status, "reason": contender.reason}
 
 
@@ -245,10 +221,8 @@ def record_variant(row: dict[str, Any], task: Task, judge: Judge, clock: Clock) 
     except UnrecordableError as error:
         row["not_recorded"] = str(error)
         return None
-    if replays.before is not None:
-        replays.before()
-    replays.timed()
-    clock.synchronize()
+    replays.run()
+    wait_for(clock.device)
     if row["same_function"] and (complaint := judge.complain(judge.errors(y, grads))):
         row["not_recorded"] = f"its replay is wrong: {complaint}"
         return None
@@ -270,30 +244,7 @@ def quiet_compiler() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def measure_memory(
-    clock: Clock, contender: Contender, problem: Problem, which: str
-) -> tuple[int | None, tuple[Tensor, dict[str, Tensor]]]:
-    """Bytes that one call allocates at its peak, weights and input apart, and what it returned. A GPU alone counts."""
-    if not clock.on_gpu:
-        return None, contender.run(problem, which)
-    clock.synchronize()
-    torch.cuda.reset_peak_memory_stats(clock.device)
-    before = torch.cuda.memory_allocated(clock.device)
-    result = contender.run(problem, which)
-    clock.synchronize()
-    return torch.cuda.max_memory_allocated(clock.device) - before, result
-
-
-def _time(
-    clock: Clock, tasks: Mapping[tuple[str, str], Task], seconds: float, rows: Mapping[str, dict[str, Any]]
-) -> dict[tuple[str, str], Timing]:
-    """Time all tasks; should the memory end meanwhile, the rows say so instead of the run dying."""
-    try:
-        return time_in_turns(clock, tasks, seconds)
-    except RuntimeError as error:
-        for name, _ in tasks:
-            rows[name]["status"], rows[name]["reason"] = _describe_failure(error)
-        return {}
+# --- numbers ----------------------------------------------------------------------------------------------
 
 
 def describe_times(recorded: Timing | None, eager: Timing | None, flops: int, chip: Chip | None) -> dict[str, Any]:
@@ -303,8 +254,8 @@ def describe_times(recorded: Timing | None, eager: Timing | None, flops: int, ch
         return {}
     return {
         **asdict(first),
-        "ms_recorded": None if recorded is None else recorded.ms,
-        "ms_eager": None if eager is None else eager.ms,
+        "ms_recorded": recorded and recorded.ms,
+        "ms_eager": eager and eager.ms,
         **rate(flops, first.ms, chip),
     }
 
@@ -335,29 +286,30 @@ def compare_with_peers(rows: Sequence[dict[str, Any]]) -> None:
             row[speed] = min(peers) / row[ms] if peers and row[ms] else None
 
 
-def _describe_failure(error: Exception) -> tuple[str, str]:
+# --- failures ---------------------------------------------------------------------------------------------
+
+
+def describe_failure(error: Exception) -> tuple[str, str]:
+    """A row's status and reason."""
     # A compiler wraps the error that matters into one of its own.
     wrapped = re.search(r"got \w+\([\"'](.+?)[\"']\)", str(error))
-    text = wrapped[1] if wrapped else (str(error).strip().splitlines() or [""])[0]
-    text = text[:160]
-    if _is_out_of_memory(error):
-        return "out of memory", text
-    return "failed", f"{type(error).__name__}: {text}"
+    text = wrapped[1][:160] if wrapped else first_line(error)
+    return ("out of memory", text) if _is_out_of_memory(error) else ("failed", f"{type(error).__name__}: {text}")
+
+
+def describe_memory_error(error: RuntimeError) -> str:
+    """The first line of an out-of-memory error; any other error is a fault of ours."""
+    if not _is_out_of_memory(error):
+        raise error
+    free_memory()
+    return f"out of memory: {first_line(error)}"
 
 
 def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _describe_memory_error(error: RuntimeError) -> str:
-    """The first line of an out-of-memory error; any other error is a fault of ours."""
-    if not _is_out_of_memory(error):
-        raise error
-    _free_memory()
-    return f"out of memory: {str(error).strip().splitlines()[0][:160]}"
-
-
-def _free_memory() -> None:
+def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -4,6 +4,7 @@ Shapes: N tokens, K experts each, D model width, F hidden width, E experts.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +15,7 @@ from some_moe.experts import ExpertWeights, LoraWeights
 from some_moe.lab.bench.shapes import LayerShape
 from some_moe.metrics.usage import gini
 
+STACKS = ("up", "up_bias", "down", "down_bias")
 SKEWED_GINI = 0.9
 TUNING_TOKENS = 2048
 
@@ -28,15 +30,15 @@ def make_weights(
         stack = torch.empty(size, device=device, dtype=dtype).normal_(0, 1 / math.sqrt(fan_in), generator=source)
         return nn.Parameter(stack, requires_grad=trained)
 
-    E, F, D = shape.num_experts, shape.d_ffn, shape.d_model
+    E, F, D, R = shape.num_experts, shape.d_ffn, shape.d_model, lora_rank
     full = trainability == "full"
     lora = None
     if trainability == "lora":
         lora = LoraWeights(
-            up_in=draw(E, lora_rank, D, fan_in=D, trained=True),
-            up_out=draw(E, F, lora_rank, fan_in=lora_rank, trained=True),
-            down_in=draw(E, lora_rank, F, fan_in=F, trained=True),
-            down_out=draw(E, D, lora_rank, fan_in=lora_rank, trained=True),
+            up_in=draw(E, R, D, fan_in=D, trained=True),
+            up_out=draw(E, F, R, fan_in=R, trained=True),
+            down_in=draw(E, R, F, fan_in=F, trained=True),
+            down_out=draw(E, D, R, fan_in=R, trained=True),
         )
     return ExpertWeights(
         up=draw(E, F, D, fan_in=D, trained=full),
@@ -49,9 +51,9 @@ def make_weights(
 
 def trained_tensors(weights: ExpertWeights) -> dict[str, Tensor]:
     """The weights that want a gradient, by name."""
-    found = {name: getattr(weights, name) for name in ("up", "up_bias", "down", "down_bias")}
+    found = {name: getattr(weights, name) for name in STACKS}
     if weights.lora is not None:
-        found |= {name: getattr(weights.lora, name) for name in ("up_in", "up_out", "down_in", "down_out")}
+        found |= vars(weights.lora)
     return {name: stack for name, stack in found.items() if stack.requires_grad}
 
 
@@ -132,22 +134,26 @@ def log_popularity(num_experts: int, exponent: float) -> Tensor:
     return -exponent * torch.arange(1, num_experts + 1, dtype=torch.float32).log()
 
 
-def reachable_gini(num_experts: int, top_k: int, wanted: float = SKEWED_GINI) -> float:
+def reachable_gini(num_experts: int, top_k: int) -> float:
     """The gini to aim at: with K experts a token it cannot pass 1 − K/E, and is kept a little below that."""
-    return min(wanted, 0.96 * (1 - top_k / num_experts))
+    return min(SKEWED_GINI, 0.96 * (1 - top_k / num_experts))
 
 
 @cache
 def skewing_exponent(num_experts: int, top_k: int) -> float:
     """The power law whose routing has the gini of `reachable_gini`, found by halving on a sample of tokens."""
-    target = reachable_gini(num_experts, top_k)
     noise = gumbel((TUNING_TOKENS, num_experts), torch.Generator().manual_seed(0))
-    low, high = 0.0, 64.0
-    for _ in range(24):
+
+    def is_too_even(exponent: float) -> bool:
+        experts = (log_popularity(num_experts, exponent) + noise).topk(top_k).indices
+        return gini(torch.bincount(experts.flatten(), minlength=num_experts)) < reachable_gini(num_experts, top_k)
+
+    return sum(halve(is_too_even, 0.0, 64.0, times=24)) / 2
+
+
+def halve(is_too_low: Callable[[float], bool], low: float, high: float, *, times: int) -> tuple[float, float]:
+    """Narrow an interval down around the least number that is not too low."""
+    for _ in range(times):
         middle = (low + high) / 2
-        experts = (log_popularity(num_experts, middle) + noise).topk(top_k).indices
-        if gini(torch.bincount(experts.flatten(), minlength=num_experts)) < target:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+        low, high = (middle, high) if is_too_low(middle) else (low, middle)
+    return low, high

@@ -13,6 +13,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 
 from some_moe.config import ModelConfig
+from some_moe.lab.bench.timing import wait_for
 
 NUM_TOP = 20
 OTHER = "elementwise and other"
@@ -64,14 +65,11 @@ def profile_steps(
 ) -> dict[str, Any]:
     """Run some steps under the profiler and return milliseconds a step, by class and by kernel."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it announces its start and stop
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         for _ in range(steps):
             step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
     events = profiler.events() or []
     work = list(device_work(events) if device.type == "cuda" else host_work(events))
     return summarize(work, steps, model, num_tokens)
@@ -80,25 +78,26 @@ def profile_steps(
 def summarize(work: Iterable[Work], steps: int, model: ModelConfig, num_tokens: int) -> dict[str, Any]:
     """Add work up by class and by (class, kernel), in milliseconds a step."""
     classes: dict[str, float] = defaultdict(float)
-    kernels: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    kernels: dict[tuple[str, str], float] = defaultdict(float)
+    calls: dict[tuple[str, str], int] = defaultdict(int)
     for piece in work:
         name = classify(piece, model, num_tokens)
         classes[name] += piece.us
-        entry = kernels[name, piece.kernel]
-        entry[0] += piece.us
-        entry[1] += piece.calls
+        kernels[name, piece.kernel] += piece.us
+        calls[name, piece.kernel] += piece.calls
     total = sum(classes.values()) or 1.0
-    by_time = sorted(kernels.items(), key=lambda item: -item[1][0])
+
+    def spend(us: float) -> dict[str, float]:
+        return {"ms": us / 1e3 / steps, "share": us / total}
+
+    longest = sorted(kernels, key=lambda place: -kernels[place])[:NUM_TOP]
     return {
         "steps": steps,
         "ms": total / 1e3 / steps,
-        "classes": [
-            {"class": name, "ms": us / 1e3 / steps, "share": us / total}
-            for name, us in sorted(classes.items(), key=lambda item: -item[1])
-        ],
+        "classes": [{"class": name, **spend(us)} for name, us in sorted(classes.items(), key=lambda item: -item[1])],
         "kernels": [
-            {"class": name, "kernel": kernel, "calls": calls / steps, "ms": us / 1e3 / steps, "share": us / total}
-            for (name, kernel), (us, calls) in by_time[:NUM_TOP]
+            {"class": place[0], "kernel": place[1], "calls": calls[place] / steps, **spend(kernels[place])}
+            for place in longest
         ],
     }
 

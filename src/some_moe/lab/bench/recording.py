@@ -51,19 +51,13 @@ def warm_up(task: Task) -> None:
     """
     try:
         for _ in range(WARMUP_CALLS - 1):
-            run_once(task)
+            task.run()
         with waiting_forbidden():
-            run_once(task)
+            task.run()
     except Exception as error:
         if "synchronizing CUDA operation" in str(error):
             raise UnrecordableError("it waits for the device on its way") from None
         raise UnrecordableError(first_line(error)) from None
-
-
-def run_once(task: Task) -> None:
-    if task.before is not None:
-        task.before()
-    task.timed()
 
 
 @contextmanager
@@ -108,5 +102,6 @@ def give_up(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -
 
 
 def first_line(error: Exception) -> str:
+    """What an error says first; its kind where it says nothing."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:160]

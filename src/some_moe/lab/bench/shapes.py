@@ -3,7 +3,7 @@
 Symbols: N tokens, k experts a token, d model width, f hidden width, E experts, L layers, T positions, V vocabulary.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from some_moe.config import ConfigError, ModelConfig
@@ -11,9 +11,9 @@ from some_moe.config.parameters import count_parameters
 from some_moe.lab.registry import find_experiment
 from some_moe.lab.registry.presets import PRESETS
 
+SIZES = ("d_model", "d_ffn", "num_experts", "top_k")
 DEFAULT_SHAPES = ("A1", "A4", "V3", "B3")
 CPU_SHAPES = ("demo", "A1")  # what a laptop trains, and what it can still measure
-PASSES = ("forward", "backward", "both")
 # Floating-point operations, in units of N·k·d·f: two matrices, a multiplication and an addition each.
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = 4, 4, 4
 
@@ -29,14 +29,11 @@ class LayerShape:
     top_k: int
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "d_ffn", "num_experts", "top_k"):
+        for name in SIZES:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is out of range; use 1 or more")
         if self.top_k > self.num_experts:
             raise ConfigError(f"top_k {self.top_k} is more than num_experts {self.num_experts}; lower top_k")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def resize(self, **sizes: int | None) -> "LayerShape":
         """The same shape with some sizes changed (None leaves one as it is), named after its sizes."""
@@ -53,13 +50,7 @@ def find_shape(name: str) -> LayerShape:
     model = config.model
     if model.ffn != "some":
         raise ConfigError(f"{config.name!r} has no experts to measure (ffn: {model.ffn}); choose another, e.g. A1")
-    return LayerShape(
-        name=config.name,
-        d_model=model.d_model,
-        d_ffn=model.d_ffn,
-        num_experts=model.num_experts,
-        top_k=model.top_k,
-    )
+    return LayerShape(name=config.name, **{name: getattr(model, name) for name in SIZES})
 
 
 @dataclass(frozen=True)
@@ -83,11 +74,10 @@ def find_chip(device_name: str) -> Chip | None:
 
 def layer_flops(shape: LayerShape, tokens: int, which: str, trainability: str = "frozen", lora_rank: int = 0) -> int:
     """Operations of one layer's experts: 8·N·k·d·f forward and backward when frozen, 12 when trained."""
-    does_forward, does_backward = which in ("forward", "both"), which in ("backward", "both")
+    does_forward, does_backward = which != "backward", which != "forward"
     slots = tokens * shape.top_k
-    matrices = does_forward * FORWARD + does_backward * INPUT_GRADIENT
-    if trainability == "full":
-        matrices += does_backward * WEIGHT_GRADIENT
+    gradients = INPUT_GRADIENT + (WEIGHT_GRADIENT if trainability == "full" else 0)
+    matrices = does_forward * FORWARD + does_backward * gradients
     flops = matrices * slots * shape.d_model * shape.d_ffn
     if trainability == "lora":
         # Each of the two updates is d×r and r×f: forward, input gradient and weight gradient, 2 operations each.
@@ -107,9 +97,9 @@ def layer_bytes(shape: LayerShape, tokens: int, which: str, trainability: str, u
     weights = used_experts * (2 * d * f + f + d)
     ends, hidden = 2 * tokens * d, tokens * shape.top_k * f
     numbers = 0
-    if which in ("forward", "both"):
+    if which != "backward":
         numbers += weights + ends + (hidden if which == "both" else 0)
-    if which in ("backward", "both"):
+    if which != "forward":
         numbers += weights + ends + hidden
         if trainability == "full":
             numbers += weights + tokens * d  # dW is written, x is read again

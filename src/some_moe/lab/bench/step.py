@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count, pairwise
@@ -13,10 +12,11 @@ import torch
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.data.batches import Batch
-from some_moe.lab.bench.problem import SKEWED_GINI, log_popularity, reachable_gini
+from some_moe.lab.bench.problem import halve, log_popularity, reachable_gini
 from some_moe.lab.bench.profile import profile_steps
+from some_moe.lab.bench.recording import first_line
 from some_moe.lab.bench.shapes import find_chip, step_flops_per_token
-from some_moe.lab.bench.timing import Timing, make_event
+from some_moe.lab.bench.timing import Timing, mark, milliseconds, wait_for
 from some_moe.metrics.usage import gini
 from some_moe.model.gravity import set_bias
 from some_moe.model.transformer import SomeLM
@@ -92,7 +92,7 @@ def bench_step(config: RunConfig, *, steps: int, routing: str = "natural", profi
     try:
         return record | measure_step(config, machine, steps=steps, routing=routing, profile=profile)
     except torch.OutOfMemoryError as error:
-        return record | {"failure": f"out of memory: {str(error).splitlines()[0][:160]}"}
+        return record | {"failure": f"out of memory: {first_line(error)}"}
 
 
 def describe_step(config: RunConfig, machine: Machine, routing: str) -> dict[str, Any]:
@@ -120,8 +120,7 @@ def measure_step(config: RunConfig, machine: Machine, *, steps: int, routing: st
     if on_gpu:
         # From here on: a replayed step allocates nothing, so its memory shows only while it is recorded.
         torch.cuda.reset_peak_memory_stats(device)
-    batch = make_batch(config, machine)
-    model = machine.make_model(config)
+    batch, model = make_batch(config, machine), machine.make_model(config)
     if routing == "skewed":
         skew_selection(model, batch, config, machine)
     stepper = machine.make_stepper(model, config, TOTAL_STEPS)
@@ -167,20 +166,13 @@ def profile_training(stepper: Stepper, batch: Batch) -> dict[str, Any]:
 
 def time_steps(step: Step, batch: Batch, steps: int, device: torch.device) -> tuple[list[float], StepResult]:
     """Milliseconds of each of `steps` steps, one after the other without waiting, and the last result."""
-    if device.type != "cuda":
-        marks = [time.perf_counter()]
-        for _ in range(steps):
-            result = step(batch)
-            marks.append(time.perf_counter())
-        return [1e3 * (b - a) for a, b in pairwise(marks)], result
-    events = [make_event() for _ in range(steps + 1)]
-    torch.cuda.synchronize(device)
-    events[0].record()
-    for event in events[1:]:
+    wait_for(device)
+    marks = [mark(device)]
+    for _ in range(steps):
         result = step(batch)
-        event.record()
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) for a, b in pairwise(events)], result
+        marks.append(mark(device))
+    wait_for(device)
+    return [milliseconds(start, end) for start, end in pairwise(marks)], result
 
 
 @torch.no_grad()
@@ -189,27 +181,23 @@ def skew_selection(model: SomeLM, batch: Batch, config: RunConfig, machine: Mach
 
     The bias chooses experts and never weighs them, so the work is that of a real step with such a load.
     """
-    layers = [layer for layer in model.layers if layer.state is not None]
-    if not layers:
+    states = [layer.state for layer in model.layers if layer.state is not None]
+    if not states:
         raise ConfigError("--routing skewed needs a model with keys to choose by; leave it out for this one")
     if config.gravity.balance_rate:
         raise ConfigError(
             f"--routing skewed and gravity.balance_rate {config.gravity.balance_rate} work against each other; "
             "choose a shape without balancing"
         )
-    target = reachable_gini(config.model.num_experts, config.model.top_k, SKEWED_GINI)
+    target = reachable_gini(config.model.num_experts, config.model.top_k)
     shape = log_popularity(config.model.num_experts, 1.0).to(machine.device)
 
     def measure(exponent: float) -> float:
-        for layer in layers:
-            assert layer.state is not None
-            set_bias(layer.state, exponent * shape)
+        for state in states:
+            set_bias(state, exponent * shape)
         routings = model(batch.inputs.to(machine.device)).routings
         return statistics.fmean(gini(routing.counts) for routing in routings)
 
     # Scores spread by some power of ten that the model alone knows: search the exponent on the logarithmic scale.
-    low, high = math.log(1e-4), math.log(1e4)
-    for _ in range(14):
-        middle = (low + high) / 2
-        low, high = (middle, high) if measure(math.exp(middle)) < target else (low, middle)
+    _, high = halve(lambda middle: measure(math.exp(middle)) < target, math.log(1e-4), math.log(1e4), times=14)
     measure(math.exp(high))

@@ -22,6 +22,12 @@ class Task:
     timed: Callable[[], Any]
     before: Callable[[], object] | None = None
 
+    def run(self) -> Any:
+        """Do both once; return what the timed call returns."""
+        if self.before is not None:
+            self.before()
+        return self.timed()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -39,50 +45,64 @@ class Timing:
         return cls(ms=middle, ms_low=low, ms_high=high, ms_least=min(times), repeats=len(times))
 
 
-def make_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def mark(device: torch.device) -> Any:
+    """A moment on the device's own clock: on a GPU an event, so that the host may run ahead as it does in training."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def milliseconds(start: Any, end: Any) -> float:
+    """Between two moments that have passed."""
+    return 1e3 * (end - start) if isinstance(start, float) else float(start.elapsed_time(end))
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has done all it was told; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Clock:
-    """Measures calls on one device. On a GPU by events, so that the host may run ahead as it does in training."""
+    """Measures calls on one device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
         self.device = device
-        self.flush = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.int8, device=device)
-
-    def synchronize(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize(self.device)
+        self.flush = torch.empty(FLUSH_BYTES if device.type == "cuda" else 0, dtype=torch.int8, device=device)
 
     def measure(self, task: Task, repeats: int) -> list[float]:
         """Milliseconds of each of `repeats` calls."""
-        times: list[float] = []
-        pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self.synchronize()
+        moments = []
+        wait_for(self.device)
         for _ in range(repeats):
             if task.before is not None:
                 task.before()
-            if self.on_gpu:
-                self.flush.zero_()
-                start, end = make_event(), make_event()
-                start.record()
-                task.timed()
-                end.record()
-                pairs.append((start, end))
-            else:
-                started = time.perf_counter()
-                task.timed()
-                times.append(1e3 * (time.perf_counter() - started))
-        self.synchronize()
-        return times + [start.elapsed_time(end) for start, end in pairs]
+            self.flush.zero_()
+            start = mark(self.device)
+            task.timed()
+            moments.append((start, mark(self.device)))
+        wait_for(self.device)
+        return [milliseconds(start, end) for start, end in moments]
 
     def seconds(self, task: Task) -> float:
         """Wall-clock seconds of one call, whatever it does on the way: for compilation."""
-        self.synchronize()
+        wait_for(self.device)
         started = time.perf_counter()
         self.measure(task, 1)
         return time.perf_counter() - started
+
+    def weigh(self, task: Task) -> tuple[int | None, Any]:
+        """Bytes that one call allocates at its peak, which a GPU alone counts, and what the call returns."""
+        if self.device.type != "cuda":
+            return None, task.run()
+        wait_for(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        result = task.run()
+        wait_for(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - before, result
 
 
 def time_in_turns(

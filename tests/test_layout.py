@@ -1,0 +1,59 @@
+"""Numbers and tables as text."""
+
+from decimal import Decimal
+
+import pytest
+
+from some_moe.layout import (
+    Column,
+    Style,
+    format_grid,
+    format_markdown,
+    format_number,
+    format_table,
+    make_table,
+    number_column,
+    text_column,
+)
+
+RECORDS = [{"name": "a|b", "loss": 1234.5, "note": ""}, {"name": "c", "loss": None, "note": ""}]
+COLUMNS = (text_column("name", "name"), number_column("loss", "loss", ",.2f"), text_column("note", "note"))
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [(None, ".4f", "–"), (0.12345, ".3f", "0.123"), (12345, ",d", "12,345"), (Decimal("0.70"), "", "0.70")],
+)
+def test_a_number_that_is_not_there_is_a_dash(value: float | Decimal | None, form: str, text: str) -> None:
+    assert format_number(value, form) == text
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    table = make_table(COLUMNS, RECORDS)
+    assert [column.header for column in table.columns] == ["name", "loss"]
+    assert table.rows == [("a|b", "1,234.50"), ("c", "–")]
+    assert len(make_table(COLUMNS, RECORDS[1:], silence="–").columns) == 2  # the loss of c, here
+    assert len(make_table(COLUMNS, []).columns) == 3
+
+
+def test_a_table_for_the_terminal_and_for_markdown() -> None:
+    table = make_table(COLUMNS, RECORDS)
+    assert format_table(*table, width=None, style=Style()) == ["name      loss", "a|b   1,234.50", "c            –"]
+    assert format_markdown(*table) == [
+        "| name | loss |",
+        "| --- | ---: |",
+        "| a\\|b | 1,234.50 |",
+        "| c | – |",
+    ]
+
+
+def test_what_does_not_fit_is_wrapped() -> None:
+    columns = [Column("n"), Column("text", wraps=True)]
+    rows = [["1", "some words too many"]]
+    assert format_table(columns, rows, width=16, style=Style()) == ["n  text", "1  some words", "   too many"]
+
+
+def test_a_long_value_has_its_own_line_in_a_grid() -> None:
+    pairs = [("a", "1"), ("b", "22"), ("c", "long value"), ("d", "3")]
+    lines = format_grid(pairs, width=20, style=Style(), name_width=1, value_width=3, indent="")
+    assert lines == ["a  1      b  22", "c  long value", "d  3"]
