@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
+    from some_moe.glass.api import analyze, report, trace
     from some_moe.model.layer import SomeLayer
     from some_moe.model.transformer import SomeLM
     from some_moe.training.runs import load
@@ -14,13 +15,28 @@ _HOMES = {
     "SomeLM": "some_moe.model.transformer",
     "SomeLayer": "some_moe.model.layer",
     "load": "some_moe.training.runs",
+    "analyze": "some_moe.glass.api",
+    "trace": "some_moe.glass.api",
+    "report": "some_moe.glass.api",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
     "DataConfig": "some_moe.config",
     "TrainConfig": "some_moe.config",
     "RunConfig": "some_moe.config",
 }
-__all__ = ["DataConfig", "GravityConfig", "ModelConfig", "RunConfig", "SomeLM", "SomeLayer", "TrainConfig", "load"]
+__all__ = [
+    "DataConfig",
+    "GravityConfig",
+    "ModelConfig",
+    "RunConfig",
+    "SomeLM",
+    "SomeLayer",
+    "TrainConfig",
+    "analyze",
+    "load",
+    "report",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,13 +16,13 @@ from some_moe.config import ConfigError
 from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.data.dataset import prepare
 from some_moe.data.sources import SPLITS
+from some_moe.glass import MAX_TOKENS
 from some_moe.glass.inspect.collection import Collection
 from some_moe.hashing import make_salt, sample_order
 from some_moe.model.layer import SomeLayer
 from some_moe.model.record import Routing, unit_vectors
 from some_moe.training.runs import Run, load
 
-MAX_TOKENS = 20_000
 ROWS_A_BATCH = 16  # small batches: the logits of a wide vocabulary are large
 NO_KEYS = "Hash routing has no keys and no queries; `usage` is the load of this pass."
 NO_LAYERS = "This model is dense: it has no SoME layers, so there are no experts to watch."

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from some_moe.glass.page.blocks import Table
 from some_moe.layout import Column, Style, format_table, wrap
 
 COLUMNS = (
@@ -25,16 +26,12 @@ MOST_NAMED = 4  # generalists named in a cell
 def format_findings(record: dict[str, Any], paths: Sequence[Path], *, width: int | None, style: Style) -> str:
     """The short form of analysis.json. paths: what was written."""
     collected, lines = record["collected"], []
-    title = f"{record['run']}: {record['status']}"
-    if collected is not None:
-        title += f"; step {collected['step']:,} replayed on {collected['num_tokens']:,} tokens of {collected['split']}"
-    lines.append(style.bold(title))
+    lines.append(style.bold(describe_pass(record)))
     if collected is not None:
         lines.append(f"loss {collected['loss']:.4f} nats per token")
-    drift = {one["layer"]: sum(one["drift"]) / len(one["drift"]) for one in record["movement"]}
     if record["layers"]:
-        rows = [_format_layer(layer, drift.get(layer["layer"])) for layer in record["layers"]]
-        lines += ["", *format_table(COLUMNS, rows, width=width, style=style, indent="  "), ""]
+        table = make_layer_table(record)
+        lines += ["", *format_table(table.columns, table.rows, width=width, style=style, indent="  "), ""]
         for word, meaning in (
             ("generalists", record["rules"]["generalists"]),
             ("under-used", record["rules"]["under_used"]),
@@ -45,14 +42,28 @@ def format_findings(record: dict[str, Any], paths: Sequence[Path], *, width: int
         ):
             lines += wrap(f"{word}: {meaning}", width=width or 120, indent="  ")
     if "guilds" in record:
-        lines += ["", *wrap(_describe_guilds(record["guilds"]), width=width or 120)]
+        lines += ["", *wrap(describe_guilds(record["guilds"]), width=width or 120)]
     for sentence in record["missing"]:
         lines += ["", *wrap(sentence, width=width or 120)]
     lines += ["", *(f"{path}" for path in paths)]
     return "\n".join(lines) + "\n"
 
 
-def _describe_guilds(guilds: dict[str, Any]) -> str:
+def describe_pass(record: dict[str, Any]) -> str:
+    """Which run it is, and what of it was replayed."""
+    title, collected = f"{record['run']}: {record['status']}", record["collected"]
+    if collected is not None:
+        title += f"; step {collected['step']:,} replayed on {collected['num_tokens']:,} tokens of {collected['split']}"
+    return title
+
+
+def make_layer_table(record: dict[str, Any]) -> Table:
+    """A row a layer."""
+    drift = {one["layer"]: sum(one["drift"]) / len(one["drift"]) for one in record["movement"]}
+    return Table(COLUMNS, [_format_layer(layer, drift.get(layer["layer"])) for layer in record["layers"]])
+
+
+def describe_guilds(guilds: dict[str, Any]) -> str:
     named = "; ".join(guilds["supported"]) or "none"
     of = f"{len(guilds['supported'])} of {guilds['candidates']}"
     return f"guilds: {of} candidates supported at level {guilds['level']:g}: {named}"

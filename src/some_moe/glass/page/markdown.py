@@ -24,7 +24,7 @@ from some_moe.glass.page.blocks import (
     Text,
     TraceView,
 )
-from some_moe.glass.page.trace_text import show_token
+from some_moe.glass.page.trace_text import make_trace_table
 from some_moe.layout import Column
 
 TRACED_TOKENS = 25
@@ -85,7 +85,7 @@ def _write(block: Block, folder: Path) -> list[str]:
         fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", block.text)), default=0))
         return [f"{fence}\n{block.text.rstrip()}\n{fence}"]
     if isinstance(block, TraceView):
-        return _write_trace(block)
+        return _write_table(make_trace_table(block.trace, TRACED_TOKENS))
     if isinstance(block, Cards):
         return [part for card in block.items for part in _write_card(card)]
     assert isinstance(block, Fold)
@@ -107,22 +107,6 @@ def write_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, name
     lines.append(["---:" if column.numeric else "---" for column in columns])
     lines += [[name(row[0]), *map(plain, row[1:])] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _write_trace(block: TraceView) -> list[str]:
-    trace = block.trace
-    columns = [Column("token"), Column("next foreseen", numeric=True)]
-    columns += [Column(f"layer {layer}: expert and gate weight") for layer in trace.layers]
-    rows = []
-    for token in trace.tokens[:TRACED_TOKENS]:
-        foreseen = "–" if token.next_probability is None else f"{token.next_probability:.0%}"
-        cells = [
-            ", ".join(f"{expert} ({gate:.2f})" for expert, gate in zip(experts, gates, strict=True))
-            for experts, gates in zip(token.experts, token.gates, strict=True)
-        ]
-        rows.append([show_token(token.text), foreseen, *cells])
-    shown = min(TRACED_TOKENS, len(trace.tokens))
-    return _write_table(Table(columns, rows, f"The first {shown} of {len(trace.tokens)} tokens."))
 
 
 def _write_card(card: Card) -> list[str]:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from some_moe.glass.inspect.traces import Trace
-from some_moe.glass.page.blocks import Frame, Page, Section, TraceView
+from some_moe.glass.page.blocks import Block, Frame, Page, Section, TraceView
 from some_moe.glass.page.trace_text import expert_hue
 
 MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
@@ -36,6 +37,11 @@ def render_page(page: Page) -> str:
             policy=security_policy(hashes),
         )
     )
+
+
+def render_fragment(title: str, blocks: Sequence[Block]) -> str:
+    """Some parts under a title, as HTML that can stand within a notebook: it has no script and no style."""
+    return _environment().get_template("fragment.html").render(title=title, blocks=blocks)
 
 
 def render_trace(trace: Trace) -> str:
