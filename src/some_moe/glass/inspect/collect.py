@@ -118,7 +118,8 @@ def _first_stories(rows: Rows, max_tokens: int) -> Rows:
 
 def _batches(rows: Rows, run: Run, starts: np.ndarray) -> Iterator[tuple[Batch, np.ndarray]]:
     """Batches of stories of like length, each with the places (in the split's order) of its real tokens."""
-    data = run.config.data.override({"batching": "bucketed"})
+    # Only real tokens are looked at, so the rows of runs that count padding need no padding here either.
+    data = run.config.data.override({"batching": "bucketed", "loss_on": "text", "count_padding": False})
     batches = Batches(rows, data, rows_a_step=min(ROWS_A_BATCH, data.batch_size), seed=0, keep_partial=True)
     for chosen in batches.plan(0, shuffle=False):
         yield batches.make(chosen), np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])
@@ -147,8 +148,7 @@ def _unit_queries(layer: SomeLayer, routing: Routing, real: Tensor) -> np.ndarra
     query = routing.query[real].float()
     if layer.state.query_mean is not None:
         query = query - layer.state.query_mean
-    unit: np.ndarray = unit_vectors(query).cpu().numpy()
-    return unit
+    return np.asarray(unit_vectors(query).cpu().numpy())
 
 
 def _key_stores(layers: list[SomeLayer], experts: np.ndarray, num_experts: int) -> dict[str, np.ndarray]:
