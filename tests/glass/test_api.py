@@ -11,7 +11,6 @@ import some_moe
 from some_moe.cli import main
 from some_moe.config import ConfigError
 from some_moe.glass.figures.canvas import Drawing
-from some_moe.glass.results import AnalysisResult, CollectionResult
 
 NASTY = "<script>alert(1)</script>"  # the name of the run, and words within it
 
@@ -54,7 +53,6 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_analyze_finds_what_the_command_writes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     found = some_moe.analyze(run, guilds=False, max_tokens=400, say=said.append)
-    assert isinstance(found, AnalysisResult)
     assert found.findings == json.loads((run / "analysis" / "analysis.json").read_text())
     assert found.findings["run"] == NASTY
     assert all(path.exists() for path in found.paths)
@@ -68,7 +66,6 @@ def test_analyze_finds_what_the_command_writes(run: Path, capsys: pytest.Capture
 @pytest.mark.usefixtures("quick_figures")
 def test_analyze_takes_a_loaded_run_and_works_in_halves(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     collected = some_moe.analyze(some_moe.load(run), collect_only=True, split="test", max_tokens=200)
-    assert isinstance(collected, CollectionResult)
     assert collected.paths == (run / "analysis" / "collected.safetensors",)
     options = ("analyze", str(run), "--collect-only", "--split", "test", "--max-tokens", "200")
     assert collected.findings == printed_json(capsys, *options, "--json")
@@ -122,7 +119,7 @@ def test_a_notebook_shows_results_whatever_their_names_try(run: Path) -> None:
 
 def test_a_terminal_shows_results_on_one_line(run: Path) -> None:
     found = some_moe.trace(run, "The cat")
-    assert repr(found) == f"<TraceResult {found.title!r}: nothing written>"
+    assert repr(found) == f"<Result {found.title!r}: nothing written>"
     report = some_moe.report(run, analyze=False)
     assert str(run / "report.html") in repr(report)
     assert "\n" not in repr(report)

@@ -22,12 +22,13 @@ if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and b
     from some_moe.glass.inspect.collection import Collection
     from some_moe.glass.inspect.findings import Findings
     from some_moe.glass.page.blocks import Figure, Page
-    from some_moe.glass.results import AnalysisResult, CollectionResult, ReportResult, TraceResult
+    from some_moe.glass.results import Result
     from some_moe.training.runs import Run
 
     AnyRun = str | Path | Run
 
 DRAWING_LIBRARIES = ("matplotlib", "sklearn", "umap")
+SHOWN_TOKENS = 200  # of a trace in a notebook
 Say = Callable[[str], None]
 Maps = Callable[[], "list[Any]"]
 
@@ -70,7 +71,7 @@ def analyze(
     max_tokens: int = MAX_TOKENS,
     checkpoint: str = "best",
     say: Say = _say_nothing,
-) -> "AnalysisResult | CollectionResult":
+) -> "Result":
     """Replay a run on its own text, measure its experts, map its keys, judge its guilds; write RUN/analysis/.
 
     run: a run folder, or what `load` gave; finished, killed or still training. collect_only: replay, and draw later;
@@ -78,8 +79,8 @@ def analyze(
     control: another run whose guilds are judged too. split, max_tokens, checkpoint: what is replayed, up to how many
     tokens, and with which of best, last and step-N. say: is told what is going on.
 
-    Returns the figures of analysis.json as `findings`, and what was written as `paths`; for collect_only a
-    CollectionResult with what is known of the pass.
+    Returns what analysis.json holds as `findings`, with the guilds in a few numbers, and what was written as `paths`;
+    with collect_only the findings are what is known of the pass: step, split, loss and the like.
     """
     if collect_only and draw_only:
         raise ConfigError("collect_only and draw_only exclude each other; give one of them, or neither for both")
@@ -99,14 +100,10 @@ def analyze(
         return collect_run(record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=device)
 
     if collect_only:
-        from some_moe.glass.results import CollectionResult
-
-        collected, file = replay(), folder / "collected.safetensors"
-        return CollectionResult(findings=collected.meta | {"file": str(file)}, paths=(file,))
+        return _show_collection(replay().meta, folder / "collected.safetensors")
 
     from some_moe.glass.inspect.findings import look_inside
     from some_moe.glass.inspect.projections import FEWEST_KEYS, umap_in_background
-    from some_moe.glass.results import AnalysisResult
 
     with ExitStack() as stack:
         start_umap = None
@@ -115,8 +112,7 @@ def analyze(
         collection = _find_collection(record, folder, None if draw_only else replay, say)
         folder.mkdir(exist_ok=True)
         findings = look_inside(record, collection)
-        wait_for_umap = _map_keys(findings, start_umap, say)
-        figures = _save_figures(_draw(findings, wait_for_umap, say), folder / "figures")
+        figures = _save_figures(_draw(findings, start_umap, say), folder / "figures")
     found = findings.to_dict() | {"figures": figures}
     paths = [folder / "analysis.json", folder / "figures", *_write_movement(findings, folder / "movement.html")]
     write_whole(folder / "analysis.json", json.dumps(found, indent=1, allow_nan=False))
@@ -126,7 +122,7 @@ def analyze(
             say("testing the guilds …")
             found["guilds"] = _judge_guilds(record, collection, None if control is None else _find_place(control))
             paths.append(folder / "guilds.json")
-    return AnalysisResult(findings=found, paths=tuple(paths))
+    return _show_analysis(found, tuple(paths))
 
 
 def _refuse_unwritable(folder: Path) -> None:
@@ -164,32 +160,22 @@ def _leave_a_core_free() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _map_keys(findings: "Findings", start_umap: Callable[[Sequence[Any]], Maps] | None, say: Say) -> Maps | None:
-    """Map the keys by PCA and t-SNE, while UMAP works elsewhere. Returns what waits for UMAP's maps."""
-    from some_moe.glass.inspect.projections import map_keys
-
-    if not findings.has_keys:
-        return None
-    assert findings.collection is not None
-    keys = list(findings.collection.keys)
-    wait = (lambda: map_keys(keys, "umap")) if start_umap is None else start_umap(keys)
-    say("mapping the keys …")
-    for method in ("pca", "tsne"):
-        findings.maps[method] = map_keys(keys, method)
-    return wait
-
-
-def _draw(findings: "Findings", wait_for_umap: Maps | None, say: Say) -> "Iterator[Drawing]":
-    """Every figure; the one that waits for UMAP comes last."""
+def _draw(findings: "Findings", start_umap: Callable[[Sequence[Any]], Maps] | None, say: Say) -> "Iterator[Drawing]":
+    """Every figure. The map by UMAP comes last, for UMAP works elsewhere while the others are made."""
     from some_moe.glass.figures import draw_figures, draw_key_maps
+    from some_moe.glass.inspect.projections import METHODS, map_keys
 
+    keys = [] if findings.collection is None or not findings.has_keys else list(findings.collection.keys)
+    wait = start_umap(keys) if keys and start_umap is not None else lambda: map_keys(keys, "umap")
+    if keys:
+        say("mapping the keys …")
+        findings.maps.update({method: map_keys(keys, method) for method in ("pca", "tsne")})
     say("drawing …")
     yield from draw_figures(findings)
-    if wait_for_umap is not None:
-        for method in ("pca", "tsne"):
-            yield draw_key_maps(findings, method)
-        findings.maps["umap"] = wait_for_umap()
-        yield draw_key_maps(findings, "umap")
+    for method in METHODS if keys else ():
+        if method == "umap":
+            findings.maps[method] = wait()
+        yield draw_key_maps(findings, method)
 
 
 def _save_figures(drawings: "Iterator[Drawing]", folder: Path) -> list[dict[str, str]]:
@@ -227,6 +213,33 @@ def _judge_guilds(run: RunRecord, collection: "Collection", control: Path | None
     return {"candidates": len(found["guilds"]), "supported": supported, "level": found["level"]}
 
 
+def _show_collection(meta: dict[str, Any], file: Path) -> "Result":
+    from some_moe.glass.page.blocks import Notice
+    from some_moe.glass.results import Result
+
+    title = f"step {meta['step']:,} on {meta['num_tokens']:,} tokens of {meta['split']}: loss {meta['loss']:.4f}"
+    return Result(
+        title=title,
+        findings=meta | {"file": str(file)},
+        paths=(file,),
+        blocks=[Notice(note) for note in meta["notes"]],
+        text=lambda _width, _style: "\n".join([title, *meta["notes"], str(file)]) + "\n",
+    )
+
+
+def _show_analysis(found: dict[str, Any], paths: tuple[Path, ...]) -> "Result":
+    from some_moe.glass.page.findings_table import describe_pass, format_findings, make_blocks
+    from some_moe.glass.results import Result
+
+    return Result(
+        title=describe_pass(found),
+        findings=found,
+        paths=paths,
+        blocks=make_blocks(found, paths[0].parent),
+        text=lambda width, style: format_findings(found, paths, width=width, style=style),
+    )
+
+
 # --- trace --------------------------------------------------------------------------------------------------
 
 
@@ -237,14 +250,15 @@ def trace(
     layers: Sequence[int] | None = None,
     checkpoint: str = "best",
     html: str | Path | None = None,
-) -> "TraceResult":
+) -> "Result":
     """Let a run read `text` once, and record which experts each token uses. Keys stay still.
 
     run: a run folder, of which `checkpoint` (best, last or step-N) is opened, or what `load` gave. layers: these SoME
     layers only. html: where a page goes that can be explored; without it nothing is written.
     """
     from some_moe.glass.inspect import traces
-    from some_moe.glass.results import TraceResult
+    from some_moe.glass.page.trace_text import describe_trace, format_trace, make_trace_table
+    from some_moe.glass.results import Result
     from some_moe.training.runs import load
 
     loaded = load(run, checkpoint=checkpoint) if isinstance(run, str | Path) else run
@@ -254,7 +268,14 @@ def trace(
         from some_moe.glass.page.render import render_trace
 
         _write_page(path, render_trace(found))
-    return TraceResult(findings=found.to_dict(), paths=paths, trace=found)
+    as_page = "".join(f"\nas a page: {path}\n" for path in paths)
+    return Result(
+        title=describe_trace(found),
+        findings=found.to_dict(),
+        paths=paths,
+        blocks=[make_trace_table(found, SHOWN_TOKENS)],
+        text=lambda width, style: format_trace(found, width=width, style=style) + as_page,
+    )
 
 
 # --- report -------------------------------------------------------------------------------------------------
@@ -266,7 +287,7 @@ def report(
     out: str | Path | None = None,
     analyze: bool = True,
     say: Say = _say_nothing,
-) -> "ReportResult":
+) -> "Result":
     """Write a run as one page (RUN/report.html and report.md), or several as a comparison (./report.html).
 
     runs: one or several, each a run folder or what `load` gave. out: another place for the page, a name that ends in
@@ -301,7 +322,7 @@ def _refuse_repeated(places: Sequence[Path]) -> None:
         seen.add(place.resolve())
 
 
-def _report_one(run: RunRecord, out: Path, *, may_analyze: bool, say: Say) -> "ReportResult":
+def _report_one(run: RunRecord, out: Path, *, may_analyze: bool, say: Say) -> "Result":
     """One run's page; first the analysis, where it is missing or old."""
     from some_moe.glass.page.inside import list_missing, make_inside, read_analysis
     from some_moe.glass.page.pages import final_figures, make_page
@@ -340,7 +361,7 @@ def _try_analysis(run: RunRecord, say: Say) -> str | None:
     return None
 
 
-def _report_several(runs: Sequence[RunRecord], out: Path) -> "ReportResult":
+def _report_several(runs: Sequence[RunRecord], out: Path) -> "Result":
     """A comparison."""
     from some_moe.glass.figures.series import draw_losses, draw_sizes
     from some_moe.glass.page.comparison import compare, make_comparison, make_series
@@ -365,14 +386,21 @@ def _save_drawing(drawing: "Drawing", out: Path) -> "Figure":
     return Figure(png, drawing.title, drawing.caption)
 
 
-def _write_both(page: "Page", out: Path, figures: dict[str, Any], missing: list[str]) -> "ReportResult":
+def _write_both(page: "Page", out: Path, figures: dict[str, Any], missing: list[str]) -> "Result":
     """Write the page and its Markdown twin."""
+    from some_moe.glass.page.blocks import Text
     from some_moe.glass.page.markdown import render_markdown
     from some_moe.glass.page.render import render_page
-    from some_moe.glass.results import ReportResult
+    from some_moe.glass.results import Result
 
     html, twin = render_page(page), out.with_suffix(".md")
     _write_page(out, html)
     _write_page(twin, render_markdown(page, out.parent))
-    findings = {"runs": figures, "missing": missing}
-    return ReportResult(findings=findings, paths=(out, twin), page=page, num_bytes=len(html.encode()))
+    line = f"{out} ({len(html.encode()) / 1e6:.1f} MB), and {twin}\n"
+    return Result(
+        title=f"{page.kicker}: {page.title}",
+        findings={"runs": figures, "missing": missing},
+        paths=(out, twin),
+        blocks=[Text(page.summary), *page.sections[0].blocks],
+        text=lambda _width, _style: line,
+    )

@@ -47,9 +47,8 @@ class Series:
 @styled
 def draw_losses(series: Sequence[Series]) -> Drawing:
     """Loss against tokens: thin lines for training, marked lines for validation."""
-    title = "Loss against tokens"
     looks = choose_looks(series)
-    figure, (axes,) = make_panels(1, title, height=3.2 + _legend_height(len(looks) + 1))
+    figure, (axes,) = make_panels(1, "Loss against tokens", height=3.2 + _legend_height(len(looks) + 1))
     for one in series:
         colour, marker = looks[one.group]
         axes.plot(*average_neighbours(one.train_tokens, one.train_loss), color=colour, linewidth=0.8, alpha=0.45)
@@ -62,11 +61,10 @@ def draw_losses(series: Sequence[Series]) -> Drawing:
     handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.6, label="thin: training"))
     _add_legend(figure, handles)
     return Drawing(
-        name="losses",
-        title=title,
-        caption="Thin lines: loss of single training steps. Marked lines: loss over the validation split, real tokens "
+        "losses",
+        figure,
+        "Thin lines: loss of single training steps. Marked lines: loss over the validation split, real tokens "
         "alone. Runs of one experiment with several seeds look alike. The first steps may lie above the frame.",
-        figure=figure,
     )
 
 
@@ -76,9 +74,8 @@ def draw_sizes(series: Sequence[Series]) -> Drawing | None:
     scored = [one for one in series if one.perplexity is not None]
     if not scored:
         return None
-    title = "Perplexity against parameters"
     looks = choose_looks(scored)
-    figure, panels = make_panels(2, title, height=2.3 + _legend_height(len(looks)) / 2)
+    figure, panels = make_panels(2, "Perplexity against parameters", height=2.3 + _legend_height(len(looks)) / 2)
     for axes, name, sizes in zip(
         panels,
         ("trained parameters", "all parameters, frozen experts included"),
@@ -95,11 +92,10 @@ def draw_sizes(series: Sequence[Series]) -> Drawing | None:
     handles = [Line2D([], [], color=c, marker=m, linestyle="", label=show_name(g)) for g, (c, m) in looks.items()]
     _add_legend(figure, handles)
     return Drawing(
-        name="sizes",
-        title=title,
-        caption="Validation perplexity per real token at the last step, against the parameters that are trained and "
+        "sizes",
+        figure,
+        "Validation perplexity per real token at the last step, against the parameters that are trained and "
         "against all that there are.",
-        figure=figure,
     )
 
 

@@ -22,7 +22,7 @@ MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 def render_page(page: Page) -> str:
     """The page as one HTML file."""
     blocks = [block for section in page.sections for block in section.blocks]
-    scripts = [_read_template("trace.js")] if any(isinstance(block, TraceView) for block in blocks) else []
+    scripts = [read_template("trace.js")] if any(isinstance(block, TraceView) for block in blocks) else []
     hashes = [hash_script(script) for script in scripts]
     for block in blocks:
         if isinstance(block, Frame):  # a page within a page runs only what both allow
@@ -32,7 +32,7 @@ def render_page(page: Page) -> str:
         .get_template("page.html")
         .render(
             page=page,
-            style=Markup(_read_template("page.css")),
+            style=Markup(read_template("page.css")),
             scripts=[Markup(script) for script in scripts],
             policy=security_policy(hashes),
         )
@@ -130,5 +130,5 @@ def _environment() -> Environment:
     return environment
 
 
-def _read_template(name: str) -> str:
+def read_template(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")

@@ -28,6 +28,10 @@ def show_token(text: str) -> str:
     return text if len(text) <= LONGEST_TOKEN else text[: LONGEST_TOKEN - 1] + "…"
 
 
+def describe_trace(trace: Trace) -> str:
+    return f"{trace.run}, step {trace.step:,}: {len(trace.tokens)} tokens"
+
+
 def make_trace_table(trace: Trace, most: int) -> Table:
     """The first tokens, at most so many: how well the next one was foreseen, and the experts of each layer."""
     columns = [Column("token"), Column("next foreseen", numeric=True)]
@@ -45,8 +49,8 @@ def make_trace_table(trace: Trace, most: int) -> Table:
 
 def format_trace(trace: Trace, *, width: int | None, style: Style) -> str:
     """The whole trace, no wider than `width`: layers that do not fit side by side follow in further tables."""
-    head = f"{trace.run}, step {trace.step:,}: {len(trace.tokens)} tokens"
-    lines = [style.bold(head) + ("" if trace.loss is None else f", loss {trace.loss:.4f} nats per token")]
+    loss = "" if trace.loss is None else f", loss {trace.loss:.4f} nats per token"
+    lines = [style.bold(describe_trace(trace)) + loss]
     lines.append(style.dim("next: what the model gave to the token that follows; then the experts and gate weights"))
     names = [show_token(token.text) for token in trace.tokens]
     name_width = max(map(len, [*names, "token"]))
