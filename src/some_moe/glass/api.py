@@ -364,11 +364,10 @@ def _try_analysis(run: RunRecord, say: Say) -> str | None:
 def _report_several(runs: Sequence[RunRecord], out: Path) -> "Result":
     """A comparison."""
     from some_moe.glass.figures.series import draw_losses, draw_sizes
-    from some_moe.glass.page.comparison import compare, make_comparison, make_series
+    from some_moe.glass.page.comparison import compare, make_comparison
 
     compared = compare(runs)
-    series = make_series(compared)
-    drawings = [draw_losses(series), draw_sizes(series)]
+    drawings = [draw_losses(compared), draw_sizes(compared)]
     figures = [_save_drawing(drawing, out) for drawing in drawings if drawing is not None]
     missing = [f"{one.label}: {sentence}" for one in compared for sentence in one.run.missing]
     page = make_comparison(compared, figures)

@@ -42,13 +42,8 @@ def collect_run(
     run = load(path, checkpoint=checkpoint)
     dataset = prepare(run.config.data, run.config.model.vocab_size, run.tokenizer)
     collection = collect(run, getattr(dataset, split), split=split, max_tokens=max_tokens, device=device)
-    collection.save(collected_file(path))
+    collection.save(Path(path) / "analysis" / "collected.safetensors")
     return collection
-
-
-def collected_file(path: str | Path) -> Path:
-    """Where a run's collection lies."""
-    return Path(path) / "analysis" / "collected.safetensors"
 
 
 @torch.no_grad()

@@ -112,15 +112,6 @@ class TraceView(Block):
 
 
 @dataclass(frozen=True)
-class Excerpt:
-    """A word with what stood around it."""
-
-    before: str
-    word: str
-    after: str
-
-
-@dataclass(frozen=True)
 class Card:
     """One guild: what it is said to be, the evidence, and what the evidence is worth."""
 
@@ -132,7 +123,7 @@ class Card:
     reason: str
     evidence: Table
     words: Sequence[tuple[str, int]]
-    excerpts: Sequence[Excerpt]
+    excerpts: Sequence[tuple[str, str, str]]  # a word, between what stood before and after it
 
 
 @dataclass(frozen=True)

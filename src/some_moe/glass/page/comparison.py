@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from some_moe.glass.figures.series import Series
 from some_moe.glass.inspect.runs import RunRecord
 from some_moe.glass.page.blocks import Block, Figure, Notice, Page, Section, Table, Text
 from some_moe.glass.page.pages import HOUSEKEEPING, final_figures, middle_layer
@@ -76,23 +75,6 @@ def find_differences(runs: Sequence[RunRecord]) -> list[str]:
     """The settings in which the runs differ, in the order of the config."""
     flat = [run.config.flatten() for run in runs]
     return [name for name in flat[0] if name not in IGNORED and any(other[name] != flat[0][name] for other in flat)]
-
-
-def make_series(compared: Sequence[Compared]) -> list[Series]:
-    """The runs as curves."""
-    return [
-        Series(
-            group=one.group,
-            train_tokens=[step["tokens"] for step in one.run.steps],
-            train_loss=[step["train_loss"] for step in one.run.steps],
-            val_tokens=[found["tokens"] for found in one.run.evaluations],
-            val_loss=[found["val_loss"] for found in one.run.evaluations],
-            trainable=one.figures["trainable_parameters"],
-            total=one.figures["total_parameters"],
-            perplexity=one.figures.get("perplexity"),
-        )
-        for one in compared
-    ]
 
 
 def make_comparison(compared: Sequence[Compared], figures: Sequence[Figure]) -> Page:

@@ -6,7 +6,7 @@ Reads RUN/analysis/guilds.json. Any part of it may be absent; the page then leav
 from collections.abc import Sequence
 from statistics import mean
 
-from some_moe.glass.page.blocks import Block, Card, Cards, Excerpt, Fold, Notice, Section, Table, Text
+from some_moe.glass.page.blocks import Block, Card, Cards, Fold, Notice, Section, Table, Text
 from some_moe.glass.page.tables import Record, Show, figure, interval, make_table, number, signed, word
 from some_moe.layout import Column, number_columns
 
@@ -111,8 +111,7 @@ def _make_card(guild: Record) -> Card:
         evidence=_evidence_table(guild),
         words=[(str(word["text"]), int(word["count"])) for word in (guild.get("words") or [])[:SHOWN_WORDS]],
         excerpts=[
-            Excerpt(str(c["before"]), str(c["word"]), str(c["after"]))
-            for c in (guild.get("contexts") or [])[:SHOWN_EXCERPTS]
+            (str(c["before"]), str(c["word"]), str(c["after"])) for c in (guild.get("contexts") or [])[:SHOWN_EXCERPTS]
         ],
     )
 

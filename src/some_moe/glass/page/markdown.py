@@ -100,5 +100,5 @@ def _write_card(card: blocks.Card) -> list[str]:
     if card.words:
         parts.append("Words: " + ", ".join(f"{plain(text)} ({count})" for text, count in card.words))
     if card.excerpts:
-        parts.append("\n".join(f"- {plain(e.before)} **{plain(e.word)}** {plain(e.after)}" for e in card.excerpts))
+        parts.append("\n".join(f"- {plain(a)} **{plain(word)}** {plain(b)}" for a, word, b in card.excerpts))
     return parts
