@@ -69,25 +69,20 @@ def draw_usage_over_steps(run: RunRecord, movements: Sequence[LayerMovement]) ->
     evaluated = [record for record in run.evaluations if record.get("layers")]
     num_layers = max([len(movements), *(len(record["layers"]) for record in evaluated)])
     colours = layer_colours(num_layers)
-    for movement, colour in zip(movements, colours, strict=False):
-        loads = [torch.from_numpy(usage) for usage in movement.usage]
-        top.plot(movement.steps, [gini(load) for load in loads], color=colour)
-        bottom.plot(movement.steps, [entropy_bits(load) for load in loads], color=colour)
-    for place, colour in enumerate(colours):
-        steps = [record["step"] for record in evaluated]
-        style = "o" if movements else "o-"
-        top.plot(steps, [record["layers"][place]["gini"] for record in evaluated], style, color=colour)
-        bottom.plot(steps, [record["layers"][place]["entropy_bits"] for record in evaluated], style, color=colour)
+    steps, style = [record["step"] for record in evaluated], "o" if movements else "o-"
+    for axes, name, measure in ((top, "gini", gini), (bottom, "entropy_bits", entropy_bits)):
+        for movement, colour in zip(movements, colours, strict=False):
+            loads = [measure(torch.from_numpy(usage)) for usage in movement.usage]
+            axes.plot(movement.steps, loads, color=colour)
+        for place, colour in enumerate(colours):
+            axes.plot(steps, [record["layers"][place][name] for record in evaluated], style, color=colour)
     if not movements:
         _plot(top, read_curve(run.steps, "step", "gini_middle"), "", GREY, "-")
     limit = float(np.log2(run.config.model.num_experts))
     bottom.axhline(limit, color=INK, linewidth=0.9, linestyle="--")
-    top.set_ylim(0, 1)
-    bottom.set_ylim(0, limit * 1.08 or 1.0)
-    top.set_ylabel("gini")
-    bottom.set_ylabel("entropy (bits)")
-    top.set_title("Gini: 0 is even")
-    bottom.set(title="Entropy: the dashed line is even", xlabel="training step")
+    top.set(ylim=(0, 1), ylabel="gini", title="Gini: 0 is even")
+    bottom.set(ylim=(0, limit * 1.08 or 1.0), ylabel="entropy (bits)", xlabel="training step")
+    bottom.set(title="Entropy: the dashed line is even")
     bottom.set_xlim(left=0)
     show_short_numbers(bottom)
     for place, colour in enumerate(colours):  # for the legend alone
