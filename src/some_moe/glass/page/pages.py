@@ -105,24 +105,19 @@ def middle_layer(figures: Record) -> Record:
 def headline(run: RunRecord) -> list[Number]:
     """Loss over real tokens first; what the old protocol would have printed is labelled so."""
     found = final_figures(run)
-    items = []
-    if found.get("test_loss") is not None:
-        items.append(Number("Test loss", number(found["test_loss"], 4), "nats per real token, best checkpoint"))
-    if found.get("val_loss") is not None:
-        items.append(Number("Validation loss", number(found["val_loss"], 4), "nats per real token, last step"))
-        items.append(Number("Perplexity", number(found["perplexity"], 2), "validation, per real token"))
-    bits = found.get("test_bits_per_byte", found.get("bits_per_byte"))
-    if bits is not None:
-        split = "test" if "test_bits_per_byte" in found else "validation"
-        items.append(Number("Bits per byte", number(bits, 4), f"{split}, over the bytes scored"))
-    if found.get("val_loss_padded") is not None:
-        note = f"old protocol: padding counts as text; {found['text_share']:.0%} of the positions are text"
-        items.append(Number("Padded loss", number(found["val_loss_padded"], 4), note))
-    items.append(
-        Number(
-            "Trained", millions(found["trainable_parameters"]), f"of {millions(found['total_parameters'])} parameters"
-        )
-    )
+    split = "test" if "test_bits_per_byte" in found else "validation"
+    share = f"{found['text_share']:.0%} of the positions are text" if found.get("text_share") else ""
+    figures = [
+        ("Test loss", found.get("test_loss"), 4, "nats per real token, best checkpoint"),
+        ("Validation loss", found.get("val_loss"), 4, "nats per real token, last step"),
+        ("Perplexity", found.get("perplexity"), 2, "validation, per real token"),
+        ("Bits per byte", found.get("test_bits_per_byte", found.get("bits_per_byte")), 4,
+         f"{split}, over the bytes scored"),
+        ("Padded loss", found.get("val_loss_padded"), 4, f"old protocol: padding counts as text; {share}"),
+    ]  # fmt: skip
+    items = [Number(label, number(value, digits), note) for label, value, digits, note in figures if value is not None]
+    of_all = f"of {millions(found['total_parameters'])} parameters"
+    items.append(Number("Trained", millions(found["trainable_parameters"]), of_all))
     layer = middle_layer(found)
     if layer:
         where = f"of the load in the middle layer ({found['middle_layer']})"
