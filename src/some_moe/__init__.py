@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
     from some_moe.fast import accelerate
+    from some_moe.glass.api import analyze, report, trace
     from some_moe.model.layer import SomeLayer
     from some_moe.model.transformer import SomeLM
     from some_moe.training.runs import load
@@ -16,6 +17,9 @@ _HOMES = {
     "SomeLayer": "some_moe.model.layer",
     "accelerate": "some_moe.fast",
     "load": "some_moe.training.runs",
+    "analyze": "some_moe.glass.api",
+    "trace": "some_moe.glass.api",
+    "report": "some_moe.glass.api",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
     "DataConfig": "some_moe.config",
@@ -31,7 +35,10 @@ __all__ = [
     "SomeLayer",
     "TrainConfig",
     "accelerate",
+    "analyze",
     "load",
+    "report",
+    "trace",
 ]
 
 

@@ -219,7 +219,7 @@ def test_bad_input_is_one_sentence_and_leaves_no_trace(run: Path, capsys: pytest
 def test_missing_libraries_are_named_with_the_cure(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("some_moe.commands.glassbox.DRAWING_LIBRARIES", ("numpy", "no_such_library"))
+    monkeypatch.setattr("some_moe.glass.api.DRAWING_LIBRARIES", ("numpy", "no_such_library"))
     said = refused(capsys, "analyze", str(run))
     assert "drawing needs no_such_library" in said
     assert "some-moe[analysis]" in said

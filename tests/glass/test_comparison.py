@@ -13,7 +13,7 @@ from some_moe.cli import main
 from some_moe.config import RunConfig
 from some_moe.glass.figures.series import MOST_POINTS, average_neighbours, choose_looks, draw_sizes, show_name
 from some_moe.glass.inspect.runs import read_run
-from some_moe.glass.page.comparison import compare, find_differences, make_series, name_runs, shorten_names
+from some_moe.glass.page.comparison import compare, find_differences, name_runs, shorten_names
 
 
 def make_copies(run: Path, folder: Path, copies: dict[str, dict[str, Any]]) -> list[Path]:
@@ -96,8 +96,7 @@ def test_settings_keep_their_room_only_where_two_are_called_alike() -> None:
 
 def test_series_share_a_look_within_a_group(run: Path, tmp_path: Path) -> None:
     paths = make_copies(run, tmp_path, {"n-s0": {}, "n-s1": {"train.seed": 1}, "other": {"gravity.beta": 0.0}})
-    series = make_series(compare([read_run(path) for path in paths]))
-    looks = choose_looks(series)
+    looks = choose_looks(compare([read_run(path) for path in paths]))
     assert list(looks) == ["n", "other"]
     assert len(set(looks.values())) == 2
     assert draw_sizes([]) is None

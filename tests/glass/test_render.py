@@ -184,8 +184,8 @@ def test_report_writes_a_page_and_its_markdown_twin(run: Path, capsys: pytest.Ca
 
 
 def test_a_fresh_analysis_is_not_made_again_and_an_old_one_is(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
-    monkeypatch.setattr("some_moe.commands.glassbox.analyze_run", lambda arguments: calls.append(arguments) or 0)
+    calls: list[Path] = []
+    monkeypatch.setattr("some_moe.glass.api.analyze", lambda path, *, say: calls.append(path))  # noqa: ARG005
     found = run / "analysis" / "analysis.json"
     assert main(["report", str(run)]) == 0
     assert calls == []
@@ -193,7 +193,7 @@ def test_a_fresh_analysis_is_not_made_again_and_an_old_one_is(run: Path, monkeyp
     assert main(["report", str(run), "--no-analyze"]) == 0
     assert calls == []
     assert main(["report", str(run)]) == 0
-    assert calls == [[str(run)]]
+    assert calls == [run]
 
 
 def test_without_analysis_the_page_says_what_is_missing(run: Path) -> None:

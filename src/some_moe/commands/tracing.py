@@ -3,8 +3,6 @@
 from pathlib import Path
 
 from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write, write_json
-from some_moe.config import ConfigError
-from some_moe.files import write_whole
 
 
 def trace_text(arguments: list[str]) -> int:
@@ -19,20 +17,14 @@ def trace_text(arguments: list[str]) -> int:
     options = parser.parse(arguments)
     layers = None if options.layers is None else parse_layers(options.layers)
 
-    from some_moe.glass.inspect.traces import trace
-    from some_moe.glass.page.render import render_trace
-    from some_moe.glass.page.trace_text import format_trace
+    from some_moe.glass.api import trace
     from some_moe.layout import Style
-    from some_moe.training.runs import load
 
-    found = trace(load(options.run, checkpoint=options.checkpoint), options.text, layers)
-    page = None
-    if options.html or not options.json:
-        page = Path(options.html or Path(options.run) / "trace.html")
-        write_page(page, render_trace(found))
+    page = options.html or (None if options.json else Path(options.run) / "trace.html")
+    found = trace(options.run, options.text, layers=layers, checkpoint=options.checkpoint, html=page)
     if options.json:
-        return write_json(found.to_dict())
-    return write(format_trace(found, width=terminal_width(), style=Style(on_terminal())) + f"\nas a page: {page}\n")
+        return write_json(found.findings)
+    return write(found.format(width=terminal_width(), style=Style(on_terminal())))
 
 
 def parse_layers(text: str) -> list[int]:
@@ -41,11 +33,3 @@ def parse_layers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(f"--layers {text} is not a list of numbers; write it as 0,2") from None
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write a page whole; where that is impossible, say so in one sentence."""
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror}); choose another place") from None

@@ -54,6 +54,13 @@ def test_the_loss_is_that_of_an_evaluation(tokenizer: Tokenizer, rows: Rows) -> 
     assert seen.meta["loss"] == pytest.approx(found.loss, rel=1e-5)
 
 
+def test_runs_that_count_padding_are_collected_as_all_others(tokenizer: Tokenizer, rows: Rows) -> None:
+    run = make_run(tokenizer)
+    changes = {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
+    padded = Run(run.path, run.config.override(changes), tokenizer, run.model, run.step)
+    np.testing.assert_array_equal(collect(padded, rows, split="valid").loss, collect(run, rows, split="valid").loss)
+
+
 def test_tokens_come_story_by_story_with_their_experts(tokenizer: Tokenizer, rows: Rows) -> None:
     run = make_run(tokenizer)
     seen = collect(run, rows, split="valid")

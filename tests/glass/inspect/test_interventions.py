@@ -71,6 +71,24 @@ def test_tokens_fall_to_their_next_best_expert() -> None:
     assert (found.experts[0, :, 0] == scores.argmax(-1).numpy()).all()
 
 
+def test_experts_that_give_nothing_leave_the_residual_stream_as_it_was() -> None:
+    model, config, probe = make_case("plain")
+    library, last = model.layers[-1].library, model.blocks[-1]
+    tensors = [*library.named_parameters(recurse=False), *library.named_buffers(recurse=False)]
+    stream: list[torch.Tensor] = []
+    handles = [last.ffn_norm.register_forward_pre_hook(lambda _, inputs: stream.append(inputs[0]))]
+    handles.append(last.register_forward_hook(lambda *call: stream.append(call[2][0])))
+    with stand_in(*((library, name, torch.zeros_like(tensor)) for name, tensor in tensors)):
+        replay(model, probe, config)
+        y, _ = model.layers[-1](torch.randn(2, 3, config.model.d_model))
+    for handle in handles:
+        handle.remove()
+    assert not y.any()
+    before, after = stream
+    assert before.any()
+    assert torch.equal(before, after)
+
+
 def test_no_more_experts_are_knocked_out_than_a_token_can_spare() -> None:
     model, _, _ = make_case("plain")
     with pytest.raises(ValueError, match="1 experts would be left"):

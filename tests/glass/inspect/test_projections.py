@@ -1,5 +1,9 @@
 """Maps keep what is near together, say when they cannot, and come out the same every time."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -94,3 +98,17 @@ def test_umap_elsewhere_gives_the_same_maps_as_here() -> None:
     for found, expected in zip(elsewhere, here, strict=True):
         assert np.array_equal(found.points, expected.points)
         assert bundles_stay_apart(found.points)
+
+
+@pytest.mark.slow
+def test_umap_elsewhere_does_not_run_the_callers_script_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # without any guard, as people write them
+    script.write_text(
+        "import numpy as np\n"
+        "from some_moe.glass.inspect.projections import umap_in_background\n"
+        "print('once')\n"
+        "with umap_in_background() as start:\n"
+        "    print(start([np.eye(9)])()[0].points.shape)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["once", "(9, 2)"]

@@ -56,14 +56,17 @@ STYLE: Any = {  # matplotlib types its names one by one
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Drawing:
     """One figure with the words that belong to it."""
 
     name: str  # of its files
-    title: str
-    caption: str  # how to read it
     figure: Figure
+    caption: str  # how to read it
+
+    @property
+    def title(self) -> str:
+        return str(self.figure.get_suptitle())
 
     def save(self, folder: Path) -> list[Path]:
         """Write NAME.png and NAME.svg; return their paths."""

@@ -36,8 +36,7 @@ def read_curve(records: Sequence[dict[str, Any]], x: str, y: str) -> Line:
 @styled
 def draw_loss(run: RunRecord) -> Drawing:
     """Training and validation loss, over steps and over trained tokens."""
-    title = "Loss during training"
-    figure, panels = make_panels(2, title, height=2.3, share_y=True)
+    figure, panels = make_panels(2, "Loss during training", height=2.3, share_y=True)
     padded = run.config.data.loss_on == "all_positions"
     for axes, x, label in zip(panels, ("step", "tokens"), ("training step", "trained tokens"), strict=True):
         _plot(axes, read_curve(run.steps, x, "train_loss"), "train, over padding too" if padded else "train", GREY, "-")
@@ -45,19 +44,16 @@ def draw_loss(run: RunRecord) -> Drawing:
         if padded:
             curve = read_curve(run.evaluations, x, "val_loss_padded")
             _plot(axes, curve, "valid, over padding too", ORANGE, "s--")
-        axes.set_ylabel("loss (nats per token)")
-        axes.set_xlabel(label)
-        axes.set_title("Over steps" if x == "step" else "Over trained tokens")
+        axes.set(
+            ylabel="loss (nats per token)", xlabel=label, title="Over steps" if x == "step" else "Over trained tokens"
+        )
         show_short_numbers(axes)
         axes.set_xlim(left=0)
     add_legend_below(figure, panels[0], 2 if padded else 3)
     best = min(read_curve(run.evaluations, "step", "val_loss")[1], default=None)
     found = "" if best is None else f" The best validation loss is {best:.4f} nats per real token."
     return Drawing(
-        name="loss",
-        title=title,
-        caption="Training loss of single steps, and the loss over the whole validation split." + found,
-        figure=figure,
+        "loss", figure, "Training loss of single steps, and the loss over the whole validation split." + found
     )
 
 
@@ -69,40 +65,28 @@ def _plot(axes: Axes, curve: Line, label: str, colour: str, style: str) -> None:
 @styled
 def draw_usage_over_steps(run: RunRecord, movements: Sequence[LayerMovement]) -> Drawing:
     """Gini and entropy of each layer's load: running in training (lines), in evaluations (dots)."""
-    title = "Evenness of the load during training"
-    figure, (top, bottom) = make_panels(2, title, height=2.1, share_x=True)
+    figure, (top, bottom) = make_panels(2, "Evenness of the load during training", height=2.1, share_x=True)
     evaluated = [record for record in run.evaluations if record.get("layers")]
     num_layers = max([len(movements), *(len(record["layers"]) for record in evaluated)])
     colours = layer_colours(num_layers)
-    for movement, colour in zip(movements, colours, strict=False):
-        loads = [torch.from_numpy(usage) for usage in movement.usage]
-        top.plot(movement.steps, [gini(load) for load in loads], color=colour)
-        bottom.plot(movement.steps, [entropy_bits(load) for load in loads], color=colour)
-    for place, colour in enumerate(colours):
-        steps = [record["step"] for record in evaluated]
-        style = "o" if movements else "o-"
-        top.plot(steps, [record["layers"][place]["gini"] for record in evaluated], style, color=colour)
-        bottom.plot(steps, [record["layers"][place]["entropy_bits"] for record in evaluated], style, color=colour)
+    steps, style = [record["step"] for record in evaluated], "o" if movements else "o-"
+    for axes, name, measure in ((top, "gini", gini), (bottom, "entropy_bits", entropy_bits)):
+        for movement, colour in zip(movements, colours, strict=False):
+            loads = [measure(torch.from_numpy(usage)) for usage in movement.usage]
+            axes.plot(movement.steps, loads, color=colour)
+        for place, colour in enumerate(colours):
+            axes.plot(steps, [record["layers"][place][name] for record in evaluated], style, color=colour)
     if not movements:
         _plot(top, read_curve(run.steps, "step", "gini_middle"), "", GREY, "-")
     limit = float(np.log2(run.config.model.num_experts))
     bottom.axhline(limit, color=INK, linewidth=0.9, linestyle="--")
-    top.set_ylim(0, 1)
-    bottom.set_ylim(0, limit * 1.08 or 1.0)
-    top.set_ylabel("gini")
-    bottom.set_ylabel("entropy (bits)")
-    top.set_title("Gini: 0 is even")
-    bottom.set_title("Entropy: the dashed line is even")
-    bottom.set_xlabel("training step")
+    top.set(ylim=(0, 1), ylabel="gini", title="Gini: 0 is even")
+    bottom.set(ylim=(0, limit * 1.08 or 1.0), ylabel="entropy (bits)", xlabel="training step")
+    bottom.set(title="Entropy: the dashed line is even")
     bottom.set_xlim(left=0)
     show_short_numbers(bottom)
     for place, colour in enumerate(colours):  # for the legend alone
         top.add_line(Line2D([], [], color=colour, label=f"layer {place}"))
     add_legend_below(figure, top, 4)
     lines = "Lines: running load in training" if movements else "Grey line: the middle layer in single training steps"
-    return Drawing(
-        name="usage_over_steps",
-        title=title,
-        caption=f"{lines}. Dots: evaluations on the validation split.",
-        figure=figure,
-    )
+    return Drawing("usage_over_steps", figure, f"{lines}. Dots: evaluations on the validation split.")

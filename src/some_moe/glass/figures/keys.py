@@ -41,16 +41,19 @@ def draw_key_map(
 ) -> Drawing:
     """The keys of every layer on a plane, all by the same method. colours: of the experts, by layer."""
     name = METHOD_NAMES[maps[0].method]
-    title = f"Map of the keys by {name}"
     columns = choose_columns(len(maps))
-    figure, panels = make_panels(len(maps), title, height=3.6 if columns == 1 else 2.4, columns=columns)
+    figure, panels = make_panels(
+        len(maps), f"Map of the keys by {name}", height=3.6 if columns == 1 else 2.4, columns=columns
+    )
     for axes, key_map, layer in zip(panels, maps, layers, strict=True):
         shown = "PCA" if key_map.note else name
         load = np.array(layer.loads)
         _scatter(axes, key_map.points, 18 + 60 * load, colours[layer.layer], hollow=load == 0, labels=columns == 1)
-        axes.set_title(f"layer {layer.layer}" + (" (by PCA, see below)" if key_map.note else ""))
-        axes.set_xlabel(f"{shown} 1")
-        axes.set_ylabel(f"{shown} 2")
+        axes.set(
+            title=f"layer {layer.layer}" + (" (by PCA, see below)" if key_map.note else ""),
+            xlabel=f"{shown} 1",
+            ylabel=f"{shown} 2",
+        )
         if shown == "PCA":
             axes.set_aspect("equal", adjustable="datalim")
         else:  # their scales mean nothing
@@ -60,7 +63,7 @@ def draw_key_map(
         "Each point is an expert's key at unit length; its size is the expert's load, and hollow ones were never "
         f"chosen. {COLOUR_RULE}"
     )
-    return Drawing(name=f"keys_{maps[0].method}", title=title, caption=" ".join([caption, *notes]), figure=figure)
+    return Drawing(f"keys_{maps[0].method}", figure, " ".join([caption, *notes]))
 
 
 def _scatter(
@@ -106,9 +109,10 @@ def group_neighbours(points: np.ndarray) -> list[list[int]]:
 @styled
 def draw_key_paths(movements: Sequence[LayerMovement], colours: Mapping[int, Sequence[str]]) -> Drawing:
     """The way of every key, from its hollow beginning to its end. colours: of the experts, by layer."""
-    title = "Paths of the keys during training"
     columns = choose_columns(len(movements))
-    figure, panels = make_panels(len(movements), title, height=3.6 if columns == 1 else 2.4, columns=columns)
+    figure, panels = make_panels(
+        len(movements), "Paths of the keys during training", height=3.6 if columns == 1 else 2.4, columns=columns
+    )
     for axes, movement in zip(panels, movements, strict=True):
         paths, hues = movement.paths, list(colours[movement.layer])
         axes.add_collection(LineCollection(list(paths.transpose(1, 0, 2)), colors=hues, linewidths=1.3))
@@ -118,23 +122,24 @@ def draw_key_paths(movements: Sequence[LayerMovement], colours: Mapping[int, Seq
         _scatter(axes, paths[-1], 14 + 34 * movement.usage[-1], hues, hollow=nobody, labels=columns == 1)
         axes.set_aspect("equal", adjustable="datalim")
         first, second = 100 * movement.variance
-        axes.set_title(f"layer {movement.layer}: mean drift {movement.drift.mean():.2f}")
-        axes.set_xlabel(f"axis 1 ({first:.0f} % of variance)")
-        axes.set_ylabel(f"axis 2 ({second:.0f} %)")
+        axes.set(
+            title=f"layer {movement.layer}: mean drift {movement.drift.mean():.2f}",
+            xlabel=f"axis 1 ({first:.0f} % of variance)",
+            ylabel=f"axis 2 ({second:.0f} %)",
+        )
     steps = movements[0].steps
     still = all(not movement.drift.any() for movement in movements)
     caption = (
         f"The keys of each layer from step {steps[0]:,} (hollow) to step {steps[-1]:,} (filled, sized by the "
         f"running load), on the two principal axes of all snapshots together. {COLOUR_RULE}"
     )
-    return Drawing(name="key_paths", title=title, caption=caption + (" No key moved." if still else ""), figure=figure)
+    return Drawing("key_paths", figure, caption + (" No key moved." if still else ""))
 
 
 @styled
 def draw_key_drift(movements: Sequence[LayerMovement]) -> Drawing:
     """How far the keys are from their beginning, and how fast they go, over training."""
-    title = "How far and how fast the keys move"
-    figure, (top, bottom) = make_panels(2, title, height=2.1, share_x=True)
+    figure, (top, bottom) = make_panels(2, "How far and how fast the keys move", height=2.1, share_x=True)
     for movement, colour in zip(movements, layer_colours(len(movements)), strict=True):
         steps, distance = movement.steps, movement.distance
         top.plot(steps, distance.mean(1), color=colour, label=f"layer {movement.layer}")
@@ -143,11 +148,8 @@ def draw_key_drift(movements: Sequence[LayerMovement]) -> Drawing:
             top.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
         middle_of_interval = (steps[1:] + steps[:-1]) / 2
         bottom.plot(middle_of_interval, 1000 * movement.speed.mean(1), color=colour)
-    top.set_ylabel("distance")
-    top.set_title("Mean distance of the keys from their beginning")
-    bottom.set_ylabel("distance")
-    bottom.set_title("Mean distance travelled in 1,000 steps")
-    bottom.set_xlabel("training step")
+    top.set(ylabel="distance", title="Mean distance of the keys from their beginning")
+    bottom.set(ylabel="distance", title="Mean distance travelled in 1,000 steps", xlabel="training step")
     still = all(not movement.distance.any() for movement in movements)
     for axes in (top, bottom):
         axes.set_ylim(0, 1 if still else None)
@@ -156,9 +158,8 @@ def draw_key_drift(movements: Sequence[LayerMovement]) -> Drawing:
     band = " The band holds 80 % of the keys." if len(movements) <= 3 else ""
     moved = " No key moved." if still else ""
     return Drawing(
-        name="key_drift",
-        title=title,
-        caption=f"A key has length 1 at the start, so a distance of 1 is far.{band} Speeds are taken from snapshot to "
+        "key_drift",
+        figure,
+        f"A key has length 1 at the start, so a distance of 1 is far.{band} Speeds are taken from snapshot to "
         f"snapshot.{moved}",
-        figure=figure,
     )

@@ -1,7 +1,6 @@
 """Figures of several runs: loss against tokens, perplexity against parameters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +21,8 @@ from some_moe.glass.figures.canvas import (
     show_short_numbers,
     styled,
 )
+from some_moe.glass.figures.curves import Line, read_curve
+from some_moe.glass.page.comparison import Compared
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#b58900", "#3aa6d0", "#8c4a2f", "#5b5f97")
 MARKERS = "osD^vPX*"
@@ -30,82 +31,62 @@ MOST_POINTS = 300  # of a training curve: more are averaged
 LEGEND_ROW = 0.2  # inches
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One run as a curve. Runs of one group differ in their random seed alone, and look alike."""
-
-    group: str
-    train_tokens: Sequence[float]
-    train_loss: Sequence[float]
-    val_tokens: Sequence[float]
-    val_loss: Sequence[float]
-    trainable: int
-    total: int
-    perplexity: float | None
-
-
 @styled
-def draw_losses(series: Sequence[Series]) -> Drawing:
+def draw_losses(runs: Sequence[Compared]) -> Drawing:
     """Loss against tokens: thin lines for training, marked lines for validation."""
-    title = "Loss against tokens"
-    looks = choose_looks(series)
-    figure, (axes,) = make_panels(1, title, height=3.2 + _legend_height(len(looks) + 1))
-    for one in series:
+    looks = choose_looks(runs)
+    figure, (axes,) = make_panels(1, "Loss against tokens", height=3.2 + _legend_height(len(looks) + 1))
+    train = [read_curve(one.run.steps, "tokens", "train_loss") for one in runs]
+    valid = [read_curve(one.run.evaluations, "tokens", "val_loss") for one in runs]
+    for one, thin, marked in zip(runs, train, valid, strict=True):
         colour, marker = looks[one.group]
-        axes.plot(*average_neighbours(one.train_tokens, one.train_loss), color=colour, linewidth=0.8, alpha=0.45)
-        axes.plot(one.val_tokens, one.val_loss, color=colour, marker=marker, markersize=4.5)
+        axes.plot(*average_neighbours(*thin), color=colour, linewidth=0.8, alpha=0.45)
+        axes.plot(*marked, color=colour, marker=marker, markersize=4.5)
     axes.set(xlabel="trained tokens", ylabel="loss (nats per token)")
     show_short_numbers(axes)
     axes.set_xlim(left=0)
-    _leave_out_the_start(axes, series)
+    _leave_out_the_start(axes, train, valid)
     handles = [Line2D([], [], color=c, marker=m, markersize=4.5, label=show_name(g)) for g, (c, m) in looks.items()]
     handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.6, label="thin: training"))
     _add_legend(figure, handles)
     return Drawing(
-        name="losses",
-        title=title,
-        caption="Thin lines: loss of single training steps. Marked lines: loss over the validation split, real tokens "
+        "losses",
+        figure,
+        "Thin lines: loss of single training steps. Marked lines: loss over the validation split, real tokens "
         "alone. Runs of one experiment with several seeds look alike. The first steps may lie above the frame.",
-        figure=figure,
     )
 
 
 @styled
-def draw_sizes(series: Sequence[Series]) -> Drawing | None:
+def draw_sizes(runs: Sequence[Compared]) -> Drawing | None:
     """Perplexity against parameters, trained and in all; None where no run has been scored."""
-    scored = [one for one in series if one.perplexity is not None]
+    scored = [one for one in runs if one.figures.get("perplexity") is not None]
     if not scored:
         return None
-    title = "Perplexity against parameters"
     looks = choose_looks(scored)
-    figure, panels = make_panels(2, title, height=2.3 + _legend_height(len(looks)) / 2)
-    for axes, name, sizes in zip(
-        panels,
-        ("trained parameters", "all parameters, frozen experts included"),
-        ([one.trainable for one in scored], [one.total for one in scored]),
-        strict=True,
-    ):
+    figure, panels = make_panels(2, "Perplexity against parameters", height=2.3 + _legend_height(len(looks)) / 2)
+    kinds = (("trainable", "trained parameters"), ("total", "all parameters, frozen experts included"))
+    for axes, (kind, name) in zip(panels, kinds, strict=True):
+        sizes = [one.figures[f"{kind}_parameters"] for one in scored]
         for one, size in zip(scored, sizes, strict=True):
-            assert one.perplexity is not None
             colour, marker = looks[one.group]
-            axes.plot([size], [one.perplexity], marker, color=colour, markersize=7, alpha=0.85)
+            axes.plot([size], [one.figures["perplexity"]], marker, color=colour, markersize=7, alpha=0.85)
         axes.set(xscale="log", xlabel=f"{name} (logarithmic)", ylabel="perplexity (valid)")
         axes.set_xlim(min(sizes) / 1.6, max(sizes) * 1.6)
         _name_sizes(axes, sizes)
     handles = [Line2D([], [], color=c, marker=m, linestyle="", label=show_name(g)) for g, (c, m) in looks.items()]
     _add_legend(figure, handles)
     return Drawing(
-        name="sizes",
-        title=title,
-        caption="Validation perplexity per real token at the last step, against the parameters that are trained and "
+        "sizes",
+        figure,
+        "Validation perplexity per real token at the last step, against the parameters that are trained and "
         "against all that there are.",
-        figure=figure,
     )
 
 
-def choose_looks(series: Sequence[Series]) -> dict[str, tuple[str, str]]:
+def choose_looks(runs: Sequence[Compared]) -> dict[str, tuple[str, str]]:
     """A colour and a marker for each group, in order of appearance."""
-    groups = dict.fromkeys(one.group for one in series)
+    groups = dict.fromkeys(one.group for one in runs)
     return {group: (COLOURS[n % len(COLOURS)], MARKERS[n % len(MARKERS)]) for n, group in enumerate(groups)}
 
 
@@ -124,10 +105,10 @@ def average_neighbours(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarr
     return np.array([xs[part].mean() for part in parts]), np.array([ys[part].mean() for part in parts])
 
 
-def _leave_out_the_start(axes: Any, series: Sequence[Series]) -> None:
+def _leave_out_the_start(axes: Any, train: Sequence[Line], valid: Sequence[Line]) -> None:
     """End the loss axis a little above the first evaluations: the ends are to be compared, not the beginnings."""
-    losses = [loss for one in series for loss in one.val_loss]
-    lowest = min([*losses, *(loss for one in series for loss in one.train_loss)], default=0.0)
+    losses = [loss for _, curve in valid for loss in curve]
+    lowest = min([*losses, *(loss for _, curve in train for loss in curve)], default=0.0)
     if losses and max(losses) > lowest:
         room = max(losses) - lowest
         axes.set_ylim(lowest - 0.08 * room, max(losses) + 0.6 * room)

@@ -38,9 +38,10 @@ MOST_SEPARATE_BARS = 64  # in a row of panels; more stand without gaps
 @styled
 def draw_ranked_usage(layers: Sequence[LayerNumbers]) -> Drawing:
     """The load of every expert, busiest first, one panel a layer."""
-    title = "Load of the experts, busiest first"
     columns = choose_columns(len(layers))
-    figure, panels = make_panels(len(layers), title, height=1.95, columns=columns, share_y=True)
+    figure, panels = make_panels(
+        len(layers), "Load of the experts, busiest first", height=1.95, columns=columns, share_y=True
+    )
     smallest = min((load for layer in layers for load in layer.loads if load > 0), default=1.0)
     floor = max(1e-4, smallest / 2)
     for axes, layer in zip(panels, layers, strict=True):
@@ -50,15 +51,16 @@ def draw_ranked_usage(layers: Sequence[LayerNumbers]) -> Drawing:
         colours = np.select([loads >= GENERALIST_LOAD, loads >= UNDER_USED_LOAD], [ORANGE, BLUE], GREY).tolist()
         axes.bar(ranks, np.maximum(0, loads - floor), width, floor, color=colours)
         axes.axhline(1, color=INK, linewidth=0.9, linestyle="--")
-        axes.set_yscale("log")
-        axes.set_ylim(floor, max(2.0, 2 * max(max(one.loads) for one in layers)))
+        axes.set(yscale="log", ylim=(floor, max(2.0, 2 * max(max(one.loads) for one in layers))))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.minorticks_off()
         axes.set_xlim(0.4, len(loads) + 0.6)
         used = f", {layer.experts_used} of {layer.num_experts} used" if columns == 1 else ""
-        axes.set_title(f"layer {layer.layer}: gini {layer.gini:.2f}{used}")
-        axes.set_ylabel("load (fair shares)")
-        axes.set_xlabel("rank of the expert")
+        axes.set(
+            title=f"layer {layer.layer}: gini {layer.gini:.2f}{used}",
+            ylabel="load (fair shares)",
+            xlabel="rank of the expert",
+        )
         axes.grid(axis="x", visible=False)
     kinds = {
         f"generalist (≥ {GENERALIST_LOAD:g}×)": ORANGE,
@@ -70,20 +72,20 @@ def draw_ranked_usage(layers: Sequence[LayerNumbers]) -> Drawing:
     add_legend_below(figure, panels[0], 3)
     _keep_outer_labels(panels, columns)
     return Drawing(
-        name="usage_ranked",
-        title=title,
-        caption="How many fair shares of a layer's selections each expert has, on a logarithmic scale. The dashed line "
+        "usage_ranked",
+        figure,
+        "How many fair shares of a layer's selections each expert has, on a logarithmic scale. The dashed line "
         "is one fair share. Experts that were never chosen have no bar.",
-        figure=figure,
     )
 
 
 @styled
 def draw_usage_histogram(layers: Sequence[LayerNumbers]) -> Drawing:
     """How many experts have how many selections, one panel a layer; never chosen ones stand apart."""
-    title = "How often the experts were chosen"
     columns = choose_columns(len(layers))
-    figure, panels = make_panels(len(layers), title, height=1.95, columns=columns, share_y=True, share_x=True)
+    figure, panels = make_panels(
+        len(layers), "How often the experts were chosen", height=1.95, columns=columns, share_y=True, share_x=True
+    )
     most = max(max(layer.counts) for layer in layers)
     decades = max(1, int(np.ceil(np.log10(max(2, most)))))
     bins = np.logspace(0, decades, 4 * decades + 1)
@@ -96,11 +98,13 @@ def draw_usage_histogram(layers: Sequence[LayerNumbers]) -> Drawing:
         axes.bar(0.35, never, width=0.3, color=GREY, label="never chosen")
         fair = counts.sum() / len(counts)
         axes.axvline(fair, color=INK, linewidth=0.9, linestyle="--", label="fair share")
-        axes.set_xscale("log")
-        axes.set_xlim(0.17, bins[-1])
-        axes.set_title(f"layer {layer.layer}: {never} never chosen" if never else f"layer {layer.layer}")
-        axes.set_ylabel("experts")
-        axes.set_xlabel("selections (log scale)")
+        axes.set(
+            xscale="log",
+            xlim=(0.17, bins[-1]),
+            title=f"layer {layer.layer}: {never} never chosen" if never else f"layer {layer.layer}",
+            ylabel="experts",
+            xlabel="selections (log scale)",
+        )
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.set_xticks([0.35, *powers], ["0", *(f"{power:,.0f}" for power in powers)])
         axes.minorticks_off()
@@ -108,25 +112,21 @@ def draw_usage_histogram(layers: Sequence[LayerNumbers]) -> Drawing:
     add_legend_below(figure, panels[0], 3)
     _keep_outer_labels(panels, columns)
     return Drawing(
-        name="usage_histogram",
-        title=title,
-        caption="The number of experts by how often they were chosen, on a logarithmic scale. With even use all "
+        "usage_histogram",
+        figure,
+        "The number of experts by how often they were chosen, on a logarithmic scale. With even use all "
         "would stand at the dashed line.",
-        figure=figure,
     )
 
 
 @styled
 def draw_usage_by_depth(layers: Sequence[LayerNumbers]) -> Drawing:
     """Gini, entropy and gate entropy of every layer."""
-    title = "Evenness of the load, by depth"
-    figure, (top, middle, bottom) = make_panels(3, title, height=1.7, share_x=True)
+    figure, (top, middle, bottom) = make_panels(3, "Evenness of the load, by depth", height=1.7, share_x=True)
     depths = [layer.layer for layer in layers]
     top.plot(depths, [layer.gini for layer in layers], "o-", color=BLUE, label="this run")
     top.plot(depths, [layer.hash_gini for layer in layers], "s--", color=GREY, label="hash of the token")
-    top.set_ylabel("gini")
-    top.set_ylim(0, 1)
-    top.set_title("Gini of the load: 0 is even")
+    top.set(ylabel="gini", ylim=(0, 1), title="Gini of the load: 0 is even")
     top.legend(ncols=2, loc="upper left")
     _plot_with_limit(
         middle, depths, [layer.entropy_bits for layer in layers], layers[0].max_entropy_bits, "entropy (bits)", PURPLE
@@ -140,30 +140,26 @@ def draw_usage_by_depth(layers: Sequence[LayerNumbers]) -> Drawing:
         "entropy (nats)",
         ORANGE,
     )
-    bottom.set_title("Gate entropy of a token: the dashed line is all alike")
-    bottom.set_xlabel("layer")
+    bottom.set(title="Gate entropy of a token: the dashed line is all alike", xlabel="layer")
     show_whole_numbers(bottom, depths)
     return Drawing(
-        name="usage_by_depth",
-        title=title,
-        caption="Gini and entropy of the selections, and the mean entropy of a token's gate weights. The grey line is "
+        "usage_by_depth",
+        figure,
+        "Gini and entropy of the selections, and the mean entropy of a token's gate weights. The grey line is "
         "the gini if a hash of the token chose: frequent words alone make use uneven.",
-        figure=figure,
     )
 
 
 def _plot_with_limit(axes: Axes, depths: list[int], values: list[float], limit: float, label: str, colour: str) -> None:
     axes.plot(depths, values, "o-", color=colour)
     axes.axhline(limit, color=SOFT, linewidth=0.9, linestyle="--")
-    axes.set_ylim(0, max(limit, *values) * 1.1 or 1.0)
-    axes.set_ylabel(label)
+    axes.set(ylim=(0, max(limit, *values) * 1.1 or 1.0), ylabel=label)
 
 
 @styled
 def draw_queries_by_depth(layers: Sequence[LayerNumbers]) -> Drawing:
     """How much the queries of every layer point one way."""
-    title = "Directions of the queries, by depth"
-    figure, (top, bottom) = make_panels(2, title, height=2.0, share_x=True)
+    figure, (top, bottom) = make_panels(2, "Directions of the queries, by depth", height=2.0, share_x=True)
     depths = [layer.layer for layer in layers]
 
     def values(name: str) -> list[float]:
@@ -171,35 +167,33 @@ def draw_queries_by_depth(layers: Sequence[LayerNumbers]) -> Drawing:
 
     top.plot(depths, values("query_collinearity"), "o-", color=BLUE, label="length of the mean query")
     top.plot(depths, values("query_mean_cosine"), "s--", color=ORANGE, label="mean cosine of two queries")
-    top.set_ylim(min(0.0, *values("query_mean_cosine")), 1.0)
-    top.set_ylabel("collinearity")
-    top.set_title("Collinearity: 1 is all queries alike")
+    top.set(
+        ylim=(min(0.0, *values("query_mean_cosine")), 1.0),
+        ylabel="collinearity",
+        title="Collinearity: 1 is all queries alike",
+    )
     top.legend(loc="best")
     bottom.plot(depths, values("query_effective_rank"), "o-", color=BLUE, label="queries")
     bottom.plot(depths, values("key_effective_rank"), "^--", color=PURPLE, label="keys")
     bottom.set_ylim(bottom=0)
-    bottom.set_ylabel("effective rank")
-    bottom.set_xlabel("layer")
-    bottom.set_title("How many directions are really used")
+    bottom.set(ylabel="effective rank", xlabel="layer", title="How many directions are really used")
     bottom.legend(loc="best")
     show_whole_numbers(bottom, depths)
     return Drawing(
-        name="queries_by_depth",
-        title=title,
-        caption="Collinear queries can only reach the experts on one side of the key store. The effective rank is the "
+        "queries_by_depth",
+        figure,
+        "Collinear queries can only reach the experts on one side of the key store. The effective rank is the "
         "exponential of the entropy of the spectrum.",
-        figure=figure,
     )
 
 
 @styled
 def draw_co_selection(collection: Collection) -> Drawing:
     """Who is chosen together with whom, one matrix a layer."""
-    title = "Who works with whom"
     num_experts, depths = collection.meta["num_experts"], collection.meta["depths"]
     columns = choose_columns(len(depths))
     height = 3.9 if columns == 1 else 2.3
-    figure, panels = make_panels(len(depths), title, height=height, columns=columns)
+    figure, panels = make_panels(len(depths), "Who works with whom", height=height, columns=columns)
     pairs = [count_pairs(experts, num_experts) for experts in collection.experts]
     shares = [share_company(one) for one in pairs]
     highest = max(float(one.max()) for one in shares) or 1.0
@@ -219,17 +213,15 @@ def draw_co_selection(collection: Collection) -> Drawing:
             axes.set_xticks([])
             axes.set_yticks([])
         axes.tick_params(length=0)
-        axes.set_ylabel("expert")
-        axes.set_xlabel("other expert")
+        axes.set(ylabel="expert", xlabel="other expert")
     bar = figure.colorbar(image, ax=panels, location="bottom", shrink=0.8, aspect=30, pad=0.02)
     bar.set_label("share of the expert's tokens")
     bar.outline.set_visible(False)
     return Drawing(
-        name="co_selection",
-        title=title,
-        caption="Of the tokens that chose the expert of a row, the share that chose the expert of the column too. "
+        "co_selection",
+        figure,
+        "Of the tokens that chose the expert of a row, the share that chose the expert of the column too. "
         "Experts that often work together stand side by side; those never chosen are left out.",
-        figure=figure,
     )
 
 

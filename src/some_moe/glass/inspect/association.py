@@ -34,8 +34,7 @@ Shuffle = Callable[[np.ndarray, "Arrangement", np.random.Generator], np.ndarray]
 def index_selections(experts: np.ndarray, num_experts: int, num_classes: int) -> np.ndarray:
     """Where each selection of `experts` (L, N, K) counts in a flat (L, E, C) table, but for its label: (L, N, K)."""
     layers = np.arange(len(experts), dtype=np.int64)[:, None, None]
-    places: np.ndarray = (layers * num_experts + experts) * num_classes
-    return places
+    return np.asarray((layers * num_experts + experts) * num_classes)
 
 
 def count_table(experts: np.ndarray, labels: np.ndarray, num_experts: int, num_classes: int) -> np.ndarray:
@@ -48,15 +47,13 @@ def count_table(experts: np.ndarray, labels: np.ndarray, num_experts: int, num_c
 def entropy_bits(counts: np.ndarray) -> np.ndarray:
     """Entropy of the shares along the last axis; 0 where nothing was counted."""
     shares = counts / np.maximum(counts.sum(-1, keepdims=True), 1)
-    entropy: np.ndarray = -np.where(shares > 0, shares * np.log2(np.where(shares > 0, shares, 1)), 0).sum(-1)
-    return entropy
+    return np.asarray(-np.where(shares > 0, shares * np.log2(np.where(shares > 0, shares, 1)), 0).sum(-1))
 
 
 def mutual_information(table: np.ndarray) -> np.ndarray:
     """Bits that expert and class share, from tables (…, E, C): (…); as found, without any correction."""
     joint = entropy_bits(table.reshape(*table.shape[:-2], -1))
-    shared: np.ndarray = np.maximum(entropy_bits(table.sum(-1)) + entropy_bits(table.sum(-2)) - joint, 0)
-    return shared
+    return np.asarray(np.maximum(entropy_bits(table.sum(-1)) + entropy_bits(table.sum(-2)) - joint, 0))
 
 
 def class_information(table: np.ndarray) -> np.ndarray:
@@ -77,8 +74,7 @@ def normalized_pmi(table: np.ndarray) -> np.ndarray:
 
 def class_shares(table: np.ndarray) -> np.ndarray:
     """How a class's selections are spread over the experts (…, E, C); 0 for a class that never occurs."""
-    shares: np.ndarray = table / np.maximum(table.sum(-2, keepdims=True), 1)
-    return shares
+    return np.asarray(table / np.maximum(table.sum(-2, keepdims=True), 1))
 
 
 # --- shuffles ---------------------------------------------------------------------------------------------
@@ -152,16 +148,14 @@ def shuffle_by_word(labels: np.ndarray, text: Arrangement, random: np.random.Gen
     giver = text.word_start[word] + (random.random(len(word)) * text.word_blocks[word]).astype(np.int64)
     place = text.block_start[giver][text.block]
     place[text.repeats] += text.within % text.block_length[giver[text.block[text.repeats]]]
-    shuffled: np.ndarray = labels[text.order[place]]
-    return shuffled
+    return np.asarray(labels[text.order[place]])
 
 
 def shuffle_by_story(labels: np.ndarray, text: Arrangement, random: np.random.Generator) -> np.ndarray:
     """Labels (N,) after stories have exchanged theirs whole, stretched to the length that is needed."""
     giver = random.permutation(len(text.story_start))
     place = (text.progress * text.story_length[giver][text.story] + 1e-6).astype(np.int64)
-    shuffled: np.ndarray = labels[place + text.story_start[giver][text.story]]
-    return shuffled
+    return np.asarray(labels[place + text.story_start[giver][text.story]])
 
 
 @dataclass(frozen=True)
@@ -206,8 +200,7 @@ def shuffle_many(
 
 def rank_p_values(observed: np.ndarray, null: np.ndarray) -> np.ndarray:
     """Share of the null (P, …) that is at least as large as observed (…), counting the observed itself."""
-    p: np.ndarray = (1 + (null >= observed).sum(0)) / (1 + len(null))
-    return p
+    return np.asarray((1 + (null >= observed).sum(0)) / (1 + len(null)))
 
 
 def standardize(observed: np.ndarray, null: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -273,8 +266,7 @@ def beyond_draws(observed: np.ndarray, draws: np.ndarray) -> np.ndarray:
 
     count = len(draws)
     spread = np.maximum(draws.std(0, ddof=1) * np.sqrt(1 + 1 / count), 1e-12)
-    p: np.ndarray = stdtr(count - 1, (draws.mean(0) - observed) / spread)
-    return p
+    return np.asarray(stdtr(count - 1, (draws.mean(0) - observed) / spread))
 
 
 def bootstrap_weights(num_stories: int, num_draws: int, random: np.random.Generator) -> np.ndarray:

@@ -16,6 +16,7 @@ from some_moe.config import ConfigError
 from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.data.dataset import prepare
 from some_moe.data.sources import SPLITS
+from some_moe.glass import MAX_TOKENS
 from some_moe.glass.inspect.collection import Collection
 from some_moe.hashing import make_salt, sample_order
 from some_moe.model.layer import SomeLayer
@@ -23,7 +24,6 @@ from some_moe.model.routing import Routing, unit_vectors
 from some_moe.model.tokens import TokenInfo
 from some_moe.training.runs import Run, load
 
-MAX_TOKENS = 20_000
 ROWS_A_BATCH = 16  # small batches: the logits of a wide vocabulary are large
 NO_KEYS = "Hash routing has no keys and no queries; `usage` is the load of this pass."
 NO_LAYERS = "This model is dense: it has no SoME layers, so there are no experts to watch."
@@ -43,13 +43,8 @@ def collect_run(
     run = load(path, checkpoint=checkpoint)
     dataset = prepare(run.config.data, run.config.model.vocab_size, run.tokenizer)
     collection = collect(run, getattr(dataset, split), split=split, max_tokens=max_tokens, device=device)
-    collection.save(collected_file(path))
+    collection.save(Path(path) / "analysis" / "collected.safetensors")
     return collection
-
-
-def collected_file(path: str | Path) -> Path:
-    """Where a run's collection lies."""
-    return Path(path) / "analysis" / "collected.safetensors"
 
 
 @torch.no_grad()
@@ -121,7 +116,8 @@ def _first_stories(rows: Rows, max_tokens: int) -> Rows:
 
 def _batches(rows: Rows, run: Run, starts: np.ndarray) -> Iterator[tuple[Batch, np.ndarray]]:
     """Batches of stories of like length, each with the places (in the split's order) of its real tokens."""
-    data = run.config.data.override({"batching": "bucketed"})
+    # Only real tokens are looked at, so the rows of runs that count padding need no padding here either.
+    data = run.config.data.override({"batching": "bucketed", "loss_on": "text", "count_padding": False})
     batches = Batches(rows, data, rows_a_step=min(ROWS_A_BATCH, data.batch_size), seed=0, keep_partial=True)
     for chosen in batches.plan(0, shuffle=False):
         yield batches.make(chosen), np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])
@@ -150,8 +146,7 @@ def _unit_queries(layer: SomeLayer, routing: Routing, real: Tensor) -> np.ndarra
     query = routing.query[real].float()
     if layer.state.query_mean is not None:
         query = query - layer.state.query_mean
-    unit: np.ndarray = unit_vectors(query).cpu().numpy()
-    return unit
+    return np.asarray(unit_vectors(query).cpu().numpy())
 
 
 def _key_stores(layers: list[SomeLayer], experts: np.ndarray, num_experts: int) -> dict[str, np.ndarray]:

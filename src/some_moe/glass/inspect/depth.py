@@ -66,8 +66,7 @@ def bootstrap_depth(
     def normalize(counts: np.ndarray) -> np.ndarray:
         table = (counts @ tables).reshape(-1, *shape)
         entropy = np.maximum(entropy_bits(table.sum(-2)), 1e-9)
-        share: np.ndarray = (mutual_information(table) - null_mean) / entropy
-        return share
+        return np.asarray((mutual_information(table) - null_mean) / entropy)
 
     parts = [
         normalize(weights[a : a + DRAWS_AT_ONCE].astype(np.float32)) for a in range(0, len(weights), DRAWS_AT_ONCE)
@@ -78,8 +77,7 @@ def bootstrap_depth(
 def slope_weights(num_layers: int) -> np.ndarray:
     """Weights (L,) that make the least-squares slope over depth, which runs from 0 to 1."""
     depth = np.linspace(0, 1, num_layers) - 0.5
-    weights: np.ndarray = depth / (depth @ depth)
-    return weights
+    return np.asarray(depth / (depth @ depth))
 
 
 def peak_weights(num_layers: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 Shapes: N words, L layers, K experts a token, E experts, C classes, P shuffles, R draws of random keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,14 +79,17 @@ class Measured:
     @property
     def null_mean(self) -> np.ndarray:
         """Bits (L,) that chance shares, under the shuffle that leaves most."""
-        mean: np.ndarray = np.max([null.information.mean(0) for null in self.nulls], axis=0)
-        return mean
+        return np.asarray(np.max([null.information.mean(0) for null in self.nulls], axis=0))
 
     @property
     def entropy(self) -> np.ndarray:
         """Bits (L,) of the classes: the most that an expert could tell."""
-        entropy: np.ndarray = np.maximum(entropy_bits(self.table.sum(-2)), TINY_BITS)
-        return entropy
+        return np.asarray(np.maximum(entropy_bits(self.table.sum(-2)), TINY_BITS))
+
+    @property
+    def nmi(self) -> np.ndarray:
+        """Share (L,) of the classes' entropy that is told, what chance shares taken off."""
+        return np.asarray((self.information - self.null_mean) / self.entropy)
 
     @property
     def testable(self) -> np.ndarray:
@@ -94,12 +97,21 @@ class Measured:
         top_k = self.table[0].sum() / max(1, len(self.family.labels))
         often = self.table[0].sum(0) >= FEWEST_TOKENS * top_k
         named = np.array([name != OTHER for name in self.family.classes])
-        testable: np.ndarray = often & named & (not self.family.describes)
-        return testable
+        return np.asarray(often & named & (not self.family.describes))
 
 
-def measure_family(words: Words, family: Family, *, num_shuffles: int, random: np.random.Generator) -> Measured:
-    """Count a family's selections, and shuffle its labels in all the ways that it must beat."""
+def measure_family(
+    words: Words,
+    family: Family,
+    *,
+    num_shuffles: int,
+    random: Callable[[], np.random.Generator],
+    keep_shares: bool = False,
+) -> Measured:
+    """Count a family's selections, and shuffle its labels in all the ways that it must beat.
+
+    random: gives the generator of each way. keep_shares: of the shuffles, for `rate_enrichment`.
+    """
     sizes = {"num_experts": words.num_experts, "num_classes": len(family.classes)}
     table = count_table(words.experts, family.labels, **sizes)
     nulls = tuple(
@@ -110,8 +122,8 @@ def measure_family(words: Words, family: Family, *, num_shuffles: int, random: n
             shuffle,
             **sizes,
             num_shuffles=num_shuffles,
-            random=random,
-            keep_shares=not family.describes,
+            random=random(),
+            keep_shares=keep_shares,
         )
         for shuffle in shuffles_of(family)
     )
@@ -154,22 +166,26 @@ def rate_enrichment(measured: Sequence[Measured]) -> list[np.ndarray]:
         # The observed must beat every shuffle, and every shuffle's chances count.
         heights.append(np.min([observed for observed, _ in pairs], axis=0)[tested])
         nulls.append(np.max([null for _, null in pairs], axis=0)[:, tested])
-    num_kept = min((len(null) for null in nulls), default=0)
-    rates = [np.ones(tested.shape) for tested in cells]
-    if heights:
-        found = false_discovery_rates(
-            np.concatenate(heights), np.concatenate([null[:num_kept] for null in nulls], axis=1)
-        )
-        ends = np.cumsum([tested.sum() for tested in cells])
-        for rate, tested, part in zip(rates, cells, np.split(found, ends[:-1]), strict=True):
-            rate[tested] = part
-    return rates
+    if not heights:
+        return [np.ones(tested.shape) for tested in cells]
+    num_kept = min(len(null) for null in nulls)
+    found = false_discovery_rates(np.concatenate(heights), np.concatenate([null[:num_kept] for null in nulls], axis=1))
+    return _put_back(found, cells)
+
+
+def _put_back(values: np.ndarray, cells: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The values (M,) in the places that are true in cells, one array after the other; 1 elsewhere."""
+    filled = [np.ones(tested.shape) for tested in cells]
+    ends = np.cumsum([tested.sum() for tested in cells])
+    for one, tested, part in zip(filled, cells, np.split(values, ends[:-1]), strict=True):
+        one[tested] = part
+    return filled
 
 
 # --- random keys ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class KeyComparison:
     """One family under the run's own keys and under random ones, on the same words."""
 
@@ -190,48 +206,24 @@ def compare_keys(
     """
     found = []
     for family in words.families:
-        sizes = {"num_experts": words.num_experts, "num_classes": len(family.classes)}
-        own, *others = ((experts, count_table(experts, family.labels, **sizes)) for experts in (words.experts, *draws))
-        own_bits = class_information(own[1])
-        other_bits = np.stack([class_information(table) for _, table in others])
-        found.append(
-            KeyComparison(
-                own=_normalize(words, family, *own, num_shuffles),
-                random=np.stack([_normalize(words, family, *other, num_shuffles) for other in others]),
-                own_class_bits=own_bits,
-                random_class_bits=other_bits,
-                # Information is nearly a square of what varies normally.
-                p_value=beyond_draws(np.sqrt(own_bits), np.sqrt(other_bits)),
-                p_adjusted=np.ones(own_bits.shape),
+        own, *others = (
+            measure_family(
+                replace(words, experts=experts),
+                family,
+                num_shuffles=num_shuffles,
+                random=lambda: np.random.default_rng(0),  # the same shuffles for every routing
             )
+            for experts in (words.experts, *draws)
         )
-    tested = [np.broadcast_to(one.testable, key.p_value.shape) for one, key in zip(measured, found, strict=True)]
-    adjusted = adjust_by_holm(np.concatenate([key.p_value[mask] for key, mask in zip(found, tested, strict=True)]))
-    ends = np.cumsum([mask.sum() for mask in tested])
-    for key, mask, part in zip(found, tested, np.split(adjusted, ends[:-1]), strict=True):
-        key.p_adjusted[mask] = part
-    return found
-
-
-def _normalize(words: Words, family: Family, experts: np.ndarray, table: np.ndarray, num_shuffles: int) -> np.ndarray:
-    """Normalised information (L,), corrected by a few shuffles that are the same for every routing."""
-    means = [
-        shuffle_many(
-            experts,
-            family.labels,
-            words.text,
-            shuffle,
-            num_experts=words.num_experts,
-            num_classes=len(family.classes),
-            num_shuffles=num_shuffles,
-            random=np.random.default_rng(0),
-        ).information.mean(0)
-        for shuffle in shuffles_of(family)
-    ]
-    share: np.ndarray = (mutual_information(table) - np.max(means, axis=0)) / np.maximum(
-        entropy_bits(table.sum(-2)), TINY_BITS
-    )
-    return share
+        own_bits = class_information(own.table)
+        other_bits = np.stack([class_information(other.table) for other in others])
+        # Information is nearly a square of what varies normally.
+        p_value = beyond_draws(np.sqrt(own_bits), np.sqrt(other_bits))
+        found.append((own.nmi, np.stack([other.nmi for other in others]), own_bits, other_bits, p_value))
+    tested = [np.broadcast_to(one.testable, part[-1].shape) for one, part in zip(measured, found, strict=True)]
+    p_values = np.concatenate([part[-1][mask] for part, mask in zip(found, tested, strict=True)])
+    adjusted = _put_back(adjust_by_holm(p_values), tested)
+    return [KeyComparison(*parts, p_adjusted) for parts, p_adjusted in zip(found, adjusted, strict=True)]
 
 
 # --- candidates -------------------------------------------------------------------------------------------
@@ -283,7 +275,7 @@ def describe_family(
             "layer": layer,
             "mi_bits": float(one.information[layer]),
             "mi_corrected_bits": float(one.information[layer] - one.null_mean[layer]),
-            "nmi": float((one.information[layer] - one.null_mean[layer]) / one.entropy[layer]),
+            "nmi": float(one.nmi[layer]),
             "p_value": float(association.p_value[layer]),
             "p_adjusted": float(association.p_adjusted[layer]),
             "null_mean_bits": float(one.null_mean[layer]),

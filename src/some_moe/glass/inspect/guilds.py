@@ -47,9 +47,9 @@ from some_moe.glass.inspect.evidence import (
     measure_family,
     rate_enrichment,
 )
-from some_moe.glass.inspect.interventions import Probe, Replay, make_probe, random_keys, replay
+from some_moe.glass.inspect.interventions import Probe, make_probe, random_keys, replay
 from some_moe.glass.inspect.labels import UNLABELLED, label_tokens
-from some_moe.glass.inspect.trials import try_exchanges, try_knock_out
+from some_moe.glass.inspect.trials import Trials
 from some_moe.training.runs import Run, load
 
 NUM_WAYS_TO_BE_WRONG = 3  # association, random keys, knock-out
@@ -169,16 +169,22 @@ class Study:
         """Everything that guilds.json holds of one run."""
         words = find_words(self.families, self.tokens, self.story, self.experts, self.num_experts)
         measured = [
-            measure_family(words, family, num_shuffles=self.effort.num_shuffles, random=self.random)
+            measure_family(
+                words,
+                family,
+                num_shuffles=self.effort.num_shuffles,
+                random=lambda: self.random,
+                keep_shares=not family.describes,
+            )
             for family in words.families
         ]
         associations = judge_association(measured)
         draws = self.draw_random_keys() if self.has_keys else []
         keys = self.compare_with(draws, measured) if draws else None
         depths = self.measure_depths(words, measured)
-        probe, base = self.make_trial_probe()
+        trials = self.prepare_trials()
         cases = self.find_cases(measured, associations, keys)
-        self.knock_out(cases, probe, base)
+        self.knock_out(cases, trials)
         return {
             "level": self.level,
             "split": self.split,
@@ -194,14 +200,7 @@ class Study:
             ],
             "communities": self.find_communities(draws),
             "depth": judge_depth(depths, [found.p_adjusted for found in associations], self.level),
-            "swap": try_exchanges(
-                self.run,
-                probe,
-                base,
-                num_draws=self.effort.num_exchanges,
-                level=self.level,
-                random=self.random,
-            ),
+            "swap": [trials.exchange(layer, num_draws=self.effort.num_exchanges) for layer in range(len(self.experts))],
             "guilds": [case.describe(self.share) | self.quote(case) for case in cases],
             "passed": count_passed(cases, self.share),
             "notes": list(NOTES),
@@ -238,7 +237,7 @@ class Study:
         labelled = families[0].labels != UNLABELLED
         return compare_keys(words, [experts[:, labelled] for experts in draws], measured, self.effort.num_key_shuffles)
 
-    def make_trial_probe(self) -> tuple[Probe, Replay]:
+    def prepare_trials(self) -> Trials:
         """The stories on which experts are taken away, and what the model does with all of them there."""
         part = self.first(self.effort.trial_tokens)
         probe = self.probe_of(part)
@@ -249,7 +248,7 @@ class Study:
                 f"the collection does not fit the model of {str(self.run.path)!r}: only {same.mean():.0%} of the "
                 "experts agree; make it again with `some analyze RUN`"
             )
-        return probe, base
+        return Trials(run=self.run, probe=probe, base=base, level=self.level, random=self.random)
 
     # --- figures ----------------------------------------------------------------------------------------------
 
@@ -310,24 +309,16 @@ class Study:
             )
         return cases
 
-    def knock_out(self, cases: Sequence[Case], probe: Probe, base: Replay) -> None:
+    def knock_out(self, cases: Sequence[Case], trials: Trials) -> None:
         """Knock out every case that still stands, and a few others to be seen."""
         standing = [case for case in cases if case.failure_before_knock_out(self.share) is None]
         fallen = [case for case in cases if case not in standing] if self.has_keys else []
         for case in (*standing, *fallen[: max(0, self.effort.fewest_knock_outs - len(standing))]):
-            labels = self.families[case.candidate.family].labels[: probe.num_tokens]
+            labels = self.families[case.candidate.family].labels[: trials.probe.num_tokens]
             inside = labels == case.candidate.label
-            case.knockout = try_knock_out(
-                self.run,
-                probe,
-                base,
-                case.candidate.layer,
-                case.candidate.experts,
-                inside,
-                (labels != UNLABELLED) & ~inside,
-                num_sets=self.effort.num_sets,
-                level=self.level,
-                random=self.random,
+            outside = (labels != UNLABELLED) & ~inside
+            case.knockout = trials.knock_out(
+                case.candidate.layer, case.candidate.experts, inside, outside, num_sets=self.effort.num_sets
             )
         for group in (standing, fallen):
             tried = [case.knockout for case in group if case.knockout is not None]

@@ -3,13 +3,14 @@
 Keys are taken at unit length, so near on a map means a like direction. Few keys fall back on PCA, with a note.
 """
 
-import multiprocessing
-import signal
+import os
+import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -128,18 +129,28 @@ def umap_in_background() -> Iterator[Callable[[Sequence[np.ndarray]], Callable[[
 
     Gives a function that sends the layers' keys there, and returns another that waits for their maps.
     """
-    here, there = multiprocessing.Pipe()
-    # Not a fork: threads of this process may hold locks that a copy of it would wait for.
-    process = multiprocessing.get_context("spawn").Process(target=_map_in_background, args=(there,), daemon=True)
-    process.start()
-    there.close()
+    # Not by multiprocessing, whose process would run the caller's script once more; not a fork, for threads of this
+    # process may hold locks that a copy of it would wait for.
+    command = [sys.executable, "-c", f"from {__name__} import map_in_background; map_in_background()"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is ours to answer
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    to_umap, from_umap = process.stdin, process.stdout
 
     def start(layers: Sequence[np.ndarray]) -> Callable[[], list[KeyMap]]:
-        here.send(list(layers))
+        pickle.dump(list(layers), to_umap)
+        to_umap.flush()
 
         def wait() -> list[KeyMap]:
             try:
-                maps: list[KeyMap] = here.recv()
+                maps: list[KeyMap] = pickle.load(from_umap)
             except EOFError:
                 raise RuntimeError("the process that runs UMAP has died; its error is above") from None
             return maps
@@ -150,15 +161,19 @@ def umap_in_background() -> Iterator[Callable[[Sequence[np.ndarray]], Callable[[
         yield start
     finally:
         process.terminate()
-        process.join()
-        here.close()
+        process.wait()
+        from_umap.close()
+        with suppress(BrokenPipeError):
+            to_umap.close()
 
 
-def _map_in_background(pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+def map_in_background() -> None:
+    """What the second process does: read the layers' keys from stdin, and write their maps to stdout."""
+    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what a library prints is no map
     _load_search_uncompiled()
     map_layer(np.eye(FEWEST_KEYS), "umap")  # compiles while nobody waits
-    pipe.send(map_keys(pipe.recv(), "umap"))
+    pickle.dump(map_keys(pickle.load(sys.stdin.buffer), "umap"), answer)
+    answer.flush()
 
 
 def _load_search_uncompiled() -> None:

@@ -77,29 +77,14 @@ def trace(run: "Run", text: str, layers: Sequence[int] | None = None) -> Trace:
         assert routing.gates is not None
         experts.append(routing.experts[0].cpu().numpy())
         gates.append(routing.gates[0].float().cpu().numpy())
-    paths, weights = sort_by_gate(np.stack(experts), np.stack(gates))
-    names = name_tokens(ids, run.tokenizer)
-    guess_names = name_tokens(guesses.indices.tolist(), run.tokenizer)
-    tokens = [
-        TracedToken(
-            text=names[place],
-            experts=_as_paths(paths[:, place]),
-            gates=_as_weights(weights[:, place]),
-            next_probability=math.exp(-nats[place]) if place < len(nats) else None,
-            next_nats=nats[place] if place < len(nats) else None,
-            guess=guess_names[place],
-            guess_probability=math.exp(float(guesses.values[place])),
-        )
-        for place in range(len(ids))
-    ]
-    return Trace(
-        run=run.config.name,
-        step=run.step,
-        layers=chosen,
+    names = name_tokens(guesses.indices.tolist(), run.tokenizer)
+    return _make_trace(
+        {"run": run.config.name, "step": run.step, "layers": chosen, "router": run.config.model.router},
+        name_tokens(ids, run.tokenizer),
+        *sort_by_gate(np.stack(experts), np.stack(gates)),
+        [*nats, None],
+        [(name, math.exp(float(value))) for name, value in zip(names, guesses.values, strict=True)],
         num_experts=run.config.model.num_experts,
-        top_k=run.config.model.top_k,
-        router=run.config.model.router,
-        tokens=tuple(tokens),
     )
 
 
@@ -108,30 +93,42 @@ def trace_collected(collection: Collection, tokenizer: Tokenizer, *, story: int 
 
     What the model would have guessed was not kept, so the guesses are None.
     """
-    places = np.flatnonzero(collection.story == story)[:num_tokens]
-    names = name_tokens(collection.tokens[places].tolist(), tokenizer)
-    nats = collection.loss[places].astype(float).tolist()
-    tokens = [
+    places, meta = np.flatnonzero(collection.story == story)[:num_tokens], collection.meta
+    return _make_trace(
+        {"run": meta["run"], "step": meta["step"], "layers": tuple(meta["depths"]), "router": meta["router"]},
+        name_tokens(collection.tokens[places].tolist(), tokenizer),
+        collection.experts[:, places],
+        collection.gates[:, places],
+        collection.loss[places].astype(float).tolist(),
+        [(None, None)] * len(places),
+        num_experts=meta["num_experts"],
+    )
+
+
+def _make_trace(
+    about: dict[str, Any],
+    names: Sequence[str],
+    experts: np.ndarray,
+    gates: np.ndarray,
+    nats: Sequence[float | None],
+    guesses: Sequence[tuple[str | None, float | None]],
+    *,
+    num_experts: int,
+) -> Trace:
+    """A trace of T tokens with these names, experts and gates (L, T, K), losses and guesses."""
+    tokens = tuple(
         TracedToken(
             text=name,
-            experts=_as_paths(collection.experts[:, place]),
-            gates=_as_weights(collection.gates[:, place]),
-            next_probability=math.exp(-loss),
+            experts=tuple(tuple(map(int, layer)) for layer in experts[:, place]),
+            gates=tuple(tuple(round(float(gate), 4) for gate in layer) for layer in gates[:, place]),
+            next_probability=None if loss is None else math.exp(-loss),
             next_nats=loss,
-            guess=None,
-            guess_probability=None,
+            guess=guess,
+            guess_probability=share,
         )
-        for name, place, loss in zip(names, places, nats, strict=True)
-    ]
-    return Trace(
-        run=collection.meta["run"],
-        step=collection.meta["step"],
-        layers=tuple(collection.meta["depths"]),
-        num_experts=collection.meta["num_experts"],
-        top_k=collection.meta["top_k"],
-        router=collection.meta["router"],
-        tokens=tuple(tokens),
+        for place, (name, loss, (guess, share)) in enumerate(zip(names, nats, guesses, strict=True))
     )
+    return Trace(**about, num_experts=num_experts, top_k=experts.shape[-1], tokens=tokens)
 
 
 def encode_text(run: "Run", text: str) -> list[int]:
@@ -178,11 +175,3 @@ def sort_by_gate(experts: np.ndarray, gates: np.ndarray) -> tuple[np.ndarray, np
 def name_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     """How each id is shown: its text, or the name of a special token. Half a character is shown as �."""
     return [SPECIAL_TOKENS[i] if i < len(SPECIAL_TOKENS) else tokenizer.decode([i]) for i in ids]
-
-
-def _as_paths(experts: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(map(int, layer)) for layer in experts)
-
-
-def _as_weights(gates: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(round(float(gate), 4) for gate in layer) for layer in gates)

@@ -4,12 +4,13 @@ Shapes: N tokens of a probe, E experts, R random sets, S stories.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from some_moe.glass.inspect.association import beyond_draws, bootstrap_weights
-from some_moe.glass.inspect.interventions import Probe, Replay, exchange_experts, knock_out, replay, stand_in
+from some_moe.glass.inspect.interventions import Probe, Replay, StandIn, exchange_experts, knock_out, replay, stand_in
 from some_moe.training.runs import Run
 
 NUM_BOOTSTRAPS = 1000
@@ -50,93 +51,85 @@ def bootstrap_contrast(
     def mean_of(mask: np.ndarray) -> np.ndarray:
         sums = np.bincount(story, change * mask, num_stories)
         counts = np.bincount(story, mask, num_stories)
-        mean: np.ndarray = (weights @ sums) / np.maximum(weights @ counts, 1)
-        return mean
+        return np.asarray((weights @ sums) / np.maximum(weights @ counts, 1))
 
     return mean_of(inside) - (mean_of(outside) if outside.any() else 0.0)
 
 
-def try_knock_out(
-    run: Run,
-    probe: Probe,
-    base: Replay,
-    layer: int,
-    experts: Sequence[int],
-    inside: np.ndarray,
-    outside: np.ndarray,
-    *,
-    num_sets: int,
-    level: float,
-    random: np.random.Generator,
-) -> dict[str, Any] | None:
-    """Take the experts away, then matched random sets of others; None where there are too few such sets.
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """Stories on which a run's model is altered, with what it does unaltered."""
 
-    inside, outside (N,) bool: tokens of the class, and all other words. A change is in nats of predicting the
-    next token from that position. `effect` is a difference of differences: how much more the class is hurt than
-    other tokens, by these experts more than by random ones. Its p-value takes the sets' own differences as
-    draws of the null; its interval draws stories anew.
-    """
-    some_layer = run.model.layers[layer]
-    usage = np.bincount(base.experts[layer].ravel(), minlength=some_layer.model.num_experts)
-    sets = draw_matched_sets(usage, experts, num_sets, some_layer.model.top_k, random)
-    if len(sets) < FEWEST_SETS or not inside.any() or not outside.any():
-        return None
+    run: Run
+    probe: Probe
+    base: Replay
+    level: float  # of the intervals
+    random: np.random.Generator
 
-    def change_without(gone: Sequence[int]) -> np.ndarray:
-        with stand_in(knock_out(some_layer, gone)):
-            change: np.ndarray = replay(run.model, probe, run.config).nats - base.nats
-        return change
+    def change_under(self, *changes: StandIn) -> np.ndarray:
+        """How many nats (N,) more each token costs while these tensors stand in."""
+        with stand_in(*changes):
+            return np.asarray(replay(self.run.model, self.probe, self.run.config).nats - self.base.nats)
 
-    def displaced(gone: Sequence[int]) -> float:
-        return float(np.isin(base.experts[layer][inside], gone).any(-1).mean())
+    def draw_interval(self, change: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> list[float]:
+        """An interval for the mean change inside minus outside, by stories drawn anew. All arguments (N,)."""
+        draws = bootstrap_contrast(change, inside, outside, self.probe.story, self.random)
+        bounds: list[float] = np.quantile(draws, (self.level / 2, 1 - self.level / 2)).tolist()
+        return bounds
 
-    change = change_without(experts)
-    random_changes = np.stack([change_without(gone) for gone in sets])
-    random_change = random_changes.mean(0)
-    after = np.roll(inside, 1) & (np.diff(probe.story, prepend=-1) == 0)
-    difference = change[inside].mean() - change[outside].mean()
-    random_differences = random_changes[:, inside].mean(1) - random_changes[:, outside].mean(1)
-    draws = bootstrap_contrast(change - random_change, inside, outside, probe.story, random)
-    return {
-        "class_change": float(change[inside].mean()),
-        "other_change": float(change[outside].mean()),
-        "random_class_change": float(random_change[inside].mean()),
-        "random_other_change": float(random_change[outside].mean()),
-        "effect": float(difference - random_differences.mean()),
-        "p_value": float(beyond_draws(difference, random_differences)),
-        "interval": np.quantile(draws, (level / 2, 1 - level / 2)).tolist(),
-        "next_change": float(change[after].mean()) if after.any() else None,
-        "class_displaced": displaced(experts),
-        "random_class_displaced": float(np.mean([displaced(gone) for gone in sets])),
-        "usage_share": float(usage[list(experts)].sum() / usage.sum()),
-        "random_usage_share": float(np.mean([usage[gone].sum() for gone in sets]) / usage.sum()),
-        "num_sets": len(sets),
-        "class_tokens": int(inside.sum()),
-    }
+    def knock_out(
+        self, layer: int, experts: Sequence[int], inside: np.ndarray, outside: np.ndarray, *, num_sets: int
+    ) -> dict[str, Any] | None:
+        """Take the experts away, then matched random sets of others; None where there are too few such sets.
 
+        inside, outside (N,) bool: tokens of the class, and all other words. A change is in nats of predicting the
+        next token from that position. `effect` is a difference of differences: how much more the class is hurt than
+        other tokens, by these experts more than by random ones. Its p-value takes the sets' own differences as
+        draws of the null; its interval draws stories anew.
+        """
+        some_layer, chosen = self.run.model.layers[layer], self.base.experts[layer]
+        usage = np.bincount(chosen.ravel(), minlength=some_layer.model.num_experts)
+        sets = draw_matched_sets(usage, experts, num_sets, some_layer.model.top_k, self.random)
+        if len(sets) < FEWEST_SETS or not inside.any() or not outside.any():
+            return None
 
-def try_exchanges(
-    run: Run, probe: Probe, base: Replay, *, num_draws: int, level: float, random: np.random.Generator
-) -> list[dict[str, Any]]:
-    """Let the experts of one layer change places under fixed keys, so that none stays where it was."""
-    everywhere = np.ones(probe.num_tokens, bool)
-    results = []
-    for number, layer in enumerate(run.model.layers):
-        changes = []
-        for _ in range(num_draws):
-            with stand_in(*exchange_experts(layer, _derange(layer.model.num_experts, random))):
-                changes.append(replay(run.model, probe, run.config).nats - base.nats)
-        change = np.mean(changes, axis=0)
-        draws = bootstrap_contrast(change, everywhere, ~everywhere, probe.story, random)
-        results.append(
-            {
-                "layer": number,
-                "loss_change": float(change.mean()),
-                "interval": np.quantile(draws, (level / 2, 1 - level / 2)).tolist(),
-                "num_draws": num_draws,
-            }
-        )
-    return results
+        def displaced(gone: Sequence[int]) -> float:
+            return float(np.isin(chosen[inside], gone).any(-1).mean())
+
+        change = self.change_under(knock_out(some_layer, experts))
+        random_changes = np.stack([self.change_under(knock_out(some_layer, gone)) for gone in sets])
+        random_change = random_changes.mean(0)
+        after = np.roll(inside, 1) & (np.diff(self.probe.story, prepend=-1) == 0)
+        difference = change[inside].mean() - change[outside].mean()
+        random_differences = random_changes[:, inside].mean(1) - random_changes[:, outside].mean(1)
+        return {
+            "class_change": float(change[inside].mean()),
+            "other_change": float(change[outside].mean()),
+            "random_class_change": float(random_change[inside].mean()),
+            "random_other_change": float(random_change[outside].mean()),
+            "effect": float(difference - random_differences.mean()),
+            "p_value": float(beyond_draws(difference, random_differences)),
+            "interval": self.draw_interval(change - random_change, inside, outside),
+            "next_change": float(change[after].mean()) if after.any() else None,
+            "class_displaced": displaced(experts),
+            "random_class_displaced": float(np.mean([displaced(gone) for gone in sets])),
+            "usage_share": float(usage[list(experts)].sum() / usage.sum()),
+            "random_usage_share": float(np.mean([usage[gone].sum() for gone in sets]) / usage.sum()),
+            "num_sets": len(sets),
+            "class_tokens": int(inside.sum()),
+        }
+
+    def exchange(self, layer: int, *, num_draws: int) -> dict[str, Any]:
+        """Let the experts of one layer change places under fixed keys, so that none stays where it was."""
+        some_layer, everywhere = self.run.model.layers[layer], np.ones(self.probe.num_tokens, bool)
+        orders = (_derange(some_layer.model.num_experts, self.random) for _ in range(num_draws))
+        change = np.mean([self.change_under(*exchange_experts(some_layer, order)) for order in orders], axis=0)
+        return {
+            "layer": layer,
+            "loss_change": float(change.mean()),
+            "interval": self.draw_interval(change, everywhere, ~everywhere),
+            "num_draws": num_draws,
+        }
 
 
 def _derange(count: int, random: np.random.Generator) -> np.ndarray:

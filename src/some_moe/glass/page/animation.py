@@ -1,17 +1,15 @@
 """The keys' movement as one HTML page with everything inside: it makes no request and runs no script but its own."""
 
-import base64
-import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from string import Template
 from typing import Any
 
 import numpy as np
 
 from some_moe.glass.inspect.movement import LayerMovement
+from some_moe.glass.page.render import hash_script, read_template
 
 MOST_POINTS = 150_000  # of all layers and snapshots together: a page of a few megabytes
 
@@ -24,14 +22,13 @@ def render_movement(run_name: str, movements: Sequence[LayerMovement], colours: 
         "steps": steps.tolist(),
         "layers": [_describe_layer(movement, frames, colours[movement.layer]) for movement in movements],
     }
-    script = _read("movement.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return Template(_read("movement.html")).substitute(
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:",
+    script = read_template("movement.js")
+    return Template(read_template("movement.html")).substitute(
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src '{hash_script(script)}'; img-src data:",
         run=html.escape(run_name),
         first_step=f"{steps[0]:,}",
         last_step=f"{steps[-1]:,}",
-        style=_read("movement.css"),
+        style=read_template("movement.css"),
         # No "</script>" within the data can end its element.
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         script=script,
@@ -65,7 +62,3 @@ def _describe_layer(movement: LayerMovement, frames: np.ndarray, hues: Sequence[
         "xLabel": f"axis 1 ({first:.0f} % of variance)",
         "yLabel": f"axis 2 ({second:.0f} %)",
     }
-
-
-def _read(name: str) -> str:
-    return files("some_moe.glass.page").joinpath("templates", name).read_text(encoding="utf-8")

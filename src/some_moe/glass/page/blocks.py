@@ -4,25 +4,31 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from some_moe.glass.inspect.traces import Trace
 from some_moe.layout import Column
 
 
+class Block:
+    """One part of a page."""
+
+    @property
+    def kind(self) -> str:
+        """What a template knows it by."""
+        return type(self).__name__.lower()
+
+
 @dataclass(frozen=True)
-class Text:
+class Text(Block):
     """A paragraph. Words between backticks are set as code; nothing else is markup."""
 
-    kind: ClassVar = "text"
     text: str
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notice(Block):
     """A sentence that stands out: something is missing, or must be read with care."""
 
-    kind: ClassVar = "notice"
     text: str
 
 
@@ -36,91 +42,73 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Block):
     """The figures that a reader looks for first."""
 
-    kind: ClassVar = "numbers"
     items: Sequence[Number]
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Block):
     """Rows of short texts under named columns."""
 
-    kind: ClassVar = "table"
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     caption: str = ""
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(Block):
     """Names and values, in no need of a header."""
 
-    kind: ClassVar = "facts"
     pairs: Sequence[tuple[str, str]]
     title: str = ""
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Block):
     """An image file with its caption; HTML takes the file in, Markdown points to it."""
 
-    kind: ClassVar = "figure"
     file: Path
     alt: str
     caption: str = ""
 
 
 @dataclass(frozen=True)
-class Gallery:
+class Gallery(Block):
     """Figures side by side, where there is room."""
 
-    kind: ClassVar = "gallery"
     figures: Sequence[Figure]
 
 
 @dataclass(frozen=True)
-class Frame:
+class Frame(Block):
     """A page of its own, shown within this one."""
 
-    kind: ClassVar = "frame"
     file: Path
     title: str
 
 
 @dataclass(frozen=True)
-class Story:
+class Story(Block):
     """A text that a model wrote, or read."""
 
-    kind: ClassVar = "story"
     text: str
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(Block):
     """Text to be shown letter by letter."""
 
-    kind: ClassVar = "code"
     text: str
 
 
 @dataclass(frozen=True)
-class TraceView:
+class TraceView(Block):
     """A trace that can be explored; a table of its first tokens where nothing can move."""
 
-    kind: ClassVar = "trace"
     trace: Trace
-
-
-@dataclass(frozen=True)
-class Excerpt:
-    """A word with what stood around it."""
-
-    before: str
-    word: str
-    after: str
 
 
 @dataclass(frozen=True)
@@ -135,27 +123,22 @@ class Card:
     reason: str
     evidence: Table
     words: Sequence[tuple[str, int]]
-    excerpts: Sequence[Excerpt]
+    excerpts: Sequence[tuple[str, str, str]]  # a word, between what stood before and after it
 
 
 @dataclass(frozen=True)
-class Cards:
+class Cards(Block):
     """Guilds side by side."""
 
-    kind: ClassVar = "cards"
     items: Sequence[Card]
 
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(Block):
     """Parts that are there for who asks."""
 
-    kind: ClassVar = "fold"
     summary: str
-    blocks: "Sequence[Block]"
-
-
-Block = Text | Notice | Numbers | Table | Facts | Figure | Gallery | Frame | Story | Code | TraceView | Cards | Fold
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from some_moe.glass.figures.series import Series
 from some_moe.glass.inspect.runs import RunRecord
 from some_moe.glass.page.blocks import Block, Figure, Notice, Page, Section, Table, Text
-from some_moe.glass.page.pages import HOUSEKEEPING, final_figures, millions, number
+from some_moe.glass.page.pages import HOUSEKEEPING, final_figures, middle_layer
+from some_moe.glass.page.tables import Record, Show, figure, interval, make_table, millions, number, word
 from some_moe.lab.card import EXECUTION, format_value
 from some_moe.layout import Column
 
@@ -77,23 +77,6 @@ def find_differences(runs: Sequence[RunRecord]) -> list[str]:
     return [name for name in flat[0] if name not in IGNORED and any(other[name] != flat[0][name] for other in flat)]
 
 
-def make_series(compared: Sequence[Compared]) -> list[Series]:
-    """The runs as curves."""
-    return [
-        Series(
-            group=one.group,
-            train_tokens=[step["tokens"] for step in one.run.steps],
-            train_loss=[step["train_loss"] for step in one.run.steps],
-            val_tokens=[found["tokens"] for found in one.run.evaluations],
-            val_loss=[found["val_loss"] for found in one.run.evaluations],
-            trainable=one.figures["trainable_parameters"],
-            total=one.figures["total_parameters"],
-            perplexity=one.figures.get("perplexity"),
-        )
-        for one in compared
-    ]
-
-
 def make_comparison(compared: Sequence[Compared], figures: Sequence[Figure]) -> Page:
     """The page. figures: the curves, drawn."""
     runs = [one.run for one in compared]
@@ -127,30 +110,26 @@ def make_comparison(compared: Sequence[Compared], figures: Sequence[Figure]) -> 
 
 # --- tables -------------------------------------------------------------------------------------------------
 
-Show = Callable[[dict[str, Any]], str]
+
+def _middle(name: str, digits: int) -> Show:
+    """A figure of the middle layer."""
+    return lambda figures: number(middle_layer(figures).get(name), digits)
 
 
-def _middle(figures: dict[str, Any], name: str, digits: int) -> str:
-    middle = figures.get("middle_layer")
-    if middle is None or not figures["layers"]:
-        return "–"
-    return number(figures["layers"][middle][name], digits)
-
-
-RESULT_COLUMNS: tuple[tuple[str, Show], ...] = (
-    ("Test loss", lambda f: number(f.get("test_loss"), 4)),
-    ("Val loss", lambda f: number(f.get("val_loss"), 4)),
-    ("Perplexity", lambda f: number(f.get("perplexity"), 2)),
-    ("Bits per byte", lambda f: number(f.get("bits_per_byte"), 4)),
-    ("Padded loss (old protocol)", lambda f: number(f.get("val_loss_padded"), 4)),
-    ("Gini", lambda f: _middle(f, "gini", 3)),
-    ("Entropy, bits", lambda f: _middle(f, "entropy_bits", 3)),
-    ("Trained", lambda f: millions(f["trainable_parameters"])),
-    ("All parameters", lambda f: millions(f["total_parameters"])),
-    ("Steps", lambda f: number(f.get("steps", f.get("step")), 0)),
-    ("Tokens", lambda f: number(f.get("tokens"), 0)),
-    ("Tokens/s", lambda f: number(f.get("tokens_per_second"), 0)),
-)
+RESULT_COLUMNS: dict[str, Show] = {
+    "Test loss": figure("test_loss", 4),
+    "Val loss": figure("val_loss", 4),
+    "Perplexity": figure("perplexity", 2),
+    "Bits per byte": figure("bits_per_byte", 4),
+    "Padded loss (old protocol)": figure("val_loss_padded", 4),
+    "Gini": _middle("gini", 3),
+    "Entropy, bits": _middle("entropy_bits", 3),
+    "Trained": lambda f: millions(f["trainable_parameters"]),
+    "All parameters": lambda f: millions(f["total_parameters"]),
+    "Steps": lambda f: number(f.get("steps", f.get("step")), 0),
+    "Tokens": figure("tokens", 0),
+    "Tokens/s": figure("tokens_per_second", 0),
+}
 
 
 def _ablation_table(compared: Sequence[Compared], differences: Sequence[str]) -> Table:
@@ -158,13 +137,10 @@ def _ablation_table(compared: Sequence[Compared], differences: Sequence[str]) ->
     settings = list(differences) if len(differences) <= MOST_DIFFERENCES else [n for n in differences if n == SEED]
     columns = [Column("Run"), *(Column(header) for header in shorten_names(settings))]
     rows = [[one.label, *(format_value(one.run.config.flatten()[name]) for name in settings)] for one in compared]
-    for header, show in RESULT_COLUMNS:
-        cells = [show(one.figures) for one in compared]
-        if set(cells) != {"–"}:
-            columns.append(Column(header, numeric=True))
-            for row, cell in zip(rows, cells, strict=True):
-                row.append(cell)
-    return Table(columns, rows, "Settings that differ, then results. Validation is of the last step, test of the best.")
+    results = make_table([one.figures for one in compared], RESULT_COLUMNS, drop_empty=True)
+    rows = [[*row, *cells] for row, cells in zip(rows, results.rows, strict=True)]
+    caption = "Settings that differ, then results. Validation is of the last step, test of the best."
+    return Table([*columns, *results.columns], rows, caption)
 
 
 def shorten_names(settings: Sequence[str]) -> list[str]:
@@ -182,41 +158,41 @@ def _difference_table(compared: Sequence[Compared], differences: Sequence[str]) 
 
 def _spread_table(compared: Sequence[Compared]) -> Table | None:
     """Mean and standard deviation over seeds; None where no experiment has several."""
-    rows = []
-    for group in dict.fromkeys(one.group for one in compared):
-        members = [one.figures for one in compared if one.group == group]
-        if len(members) < 2:
-            continue
-        middles = [_middle(figures, "gini", 6) for figures in members]
-        rows.append(
-            [
-                group,
-                str(len(members)),
-                _spread([f.get("test_loss") for f in members], 4),
-                _range([f.get("test_loss") for f in members], 4),
-                _spread([f.get("val_loss") for f in members], 4),
-                _spread([f.get("perplexity") for f in members], 2),
-                _spread([f.get("bits_per_byte") for f in members], 4),
-                _spread([None if cell == "–" else float(cell) for cell in middles], 3),
-            ]
-        )
-    if not rows:
-        return None
-    headers = ("Seeds", "Test loss", "Lowest to highest", "Val loss", "Perplexity", "Bits per byte", "Gini")
-    columns = [Column("Experiment"), *(Column(header, numeric=True) for header in headers)]
-    return Table(columns, rows, "Mean ± standard deviation over seeds.")
+    groups: dict[str, list[Record]] = {}
+    for one in compared:
+        groups.setdefault(one.group, []).append(one.figures | {"gini": middle_layer(one.figures).get("gini")})
+    records = [{"group": group, "runs": runs} for group, runs in groups.items() if len(runs) > 1]
+    columns: dict[str, Show] = {
+        "Experiment": word("group"),
+        "Seeds": lambda record: str(len(record["runs"])),
+        "Test loss": _spread("test_loss", 4),
+        "Lowest to highest": lambda record: interval(_extremes(record, "test_loss"), 4),
+        "Val loss": _spread("val_loss", 4),
+        "Perplexity": _spread("perplexity", 2),
+        "Bits per byte": _spread("bits_per_byte", 4),
+        "Gini": _spread("gini", 3),
+    }
+    caption = "Mean ± standard deviation over seeds."
+    return make_table(records, columns, caption, words=("Experiment",)) if records else None
 
 
-def _spread(values: Sequence[float | None], digits: int) -> str:
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return number(known[0], digits) if known else "–"
-    return f"{mean(known):.{digits}f} ± {stdev(known):.{digits}f}"
+def _known(record: Record, name: str) -> list[float]:
+    return [figures[name] for figures in record["runs"] if figures.get(name) is not None]
 
 
-def _range(values: Sequence[float | None], digits: int) -> str:
-    known = [value for value in values if value is not None]
-    return f"{min(known):.{digits}f} to {max(known):.{digits}f}" if known else "–"
+def _extremes(record: Record, name: str) -> list[float]:
+    known = _known(record, name)
+    return [min(known), max(known)] if known else []
+
+
+def _spread(name: str, digits: int) -> Show:
+    def show(record: Record) -> str:
+        known = _known(record, name)
+        if len(known) < 2:
+            return number(known[0] if known else None, digits)
+        return f"{mean(known):.{digits}f} ± {stdev(known):.{digits}f}"
+
+    return show
 
 
 # --- words --------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ Reads RUN/analysis/guilds.json. Any part of it may be absent; the page then leav
 
 from collections.abc import Sequence
 from statistics import mean
-from typing import Any
 
-from some_moe.glass.page.blocks import Block, Card, Cards, Excerpt, Fold, Notice, Section, Table, Text
-from some_moe.layout import Column
+from some_moe.glass.page.blocks import Block, Card, Cards, Fold, Notice, Section, Table, Text
+from some_moe.glass.page.tables import Record, Show, figure, interval, make_table, number, signed, word
+from some_moe.layout import Column, number_columns
 
 SHOWN_SUPPORTED, SHOWN_OTHERS = 12, 4
 SHOWN_WORDS, SHOWN_EXCERPTS = 10, 4
@@ -18,8 +18,6 @@ HOW_TO_READ = (
     "In each card the control is the same model with random keys (for the bits), or without other experts that are "
     "used as much (for the changes of the loss, in nats per token)."
 )
-
-Record = dict[str, Any]
 
 
 def make_guild_section(found: Record | None) -> Section:
@@ -64,7 +62,7 @@ def _introduce(found: Record) -> str:
 def _count_survivors(found: Record) -> list[Block]:
     """How many candidates passed each test, here and in the control run."""
     headers = ("Candidates", "beyond shuffled labels", "beyond random keys", "and hurt when taken away")
-    columns = [Column("Run"), *(Column(header, numeric=True) for header in headers)]
+    columns = [Column("Run"), *number_columns(*headers)]
     rows = []
     control = found.get("control") or {}
     for name, record in (("this run", found), (f"control: {control.get('run', '')}", control)):
@@ -113,8 +111,7 @@ def _make_card(guild: Record) -> Card:
         evidence=_evidence_table(guild),
         words=[(str(word["text"]), int(word["count"])) for word in (guild.get("words") or [])[:SHOWN_WORDS]],
         excerpts=[
-            Excerpt(str(c["before"]), str(c["word"]), str(c["after"]))
-            for c in (guild.get("contexts") or [])[:SHOWN_EXCERPTS]
+            (str(c["before"]), str(c["word"]), str(c["after"])) for c in (guild.get("contexts") or [])[:SHOWN_EXCERPTS]
         ],
     )
 
@@ -125,40 +122,30 @@ def _evidence_table(guild: Record) -> Table:
     by_chance = keys.get("random_bits")
     p_knockout = knockout.get("p_adjusted", knockout.get("p_value"))
     rows = [
-        ["Experts stand out (NPMI; q)", _figure(guild.get("npmi"), 2), "", show_p(guild.get("q_value"))],
+        ["Experts stand out (NPMI; q)", number(guild.get("npmi"), 2), "", show_p(guild.get("q_value"))],
         ["Beyond shuffled labels", "", "", show_p(guild.get("p_association"))],
-        ["Bits about its words", _figure(keys.get("own_bits"), 4), _figure(mean(by_chance), 4) if by_chance else "–",
+        ["Bits about its words", number(keys.get("own_bits"), 4), number(mean(by_chance) if by_chance else None, 4),
          show_p(keys.get("p_adjusted"))],
-        ["Taken away: its words", _signed(knockout.get("class_change")),
-         _signed(knockout.get("random_class_change")), ""],
-        ["Taken away: others", _signed(knockout.get("other_change")), _signed(knockout.get("random_other_change")), ""],
-        ["Its words suffer more", _signed(knockout.get("effect")), "", show_p(p_knockout)],
+        ["Taken away: its words", signed(knockout.get("class_change")),
+         signed(knockout.get("random_class_change")), ""],
+        ["Taken away: others", signed(knockout.get("other_change")), signed(knockout.get("random_other_change")), ""],
+        ["Its words suffer more", signed(knockout.get("effect")), "", show_p(p_knockout)],
     ]  # fmt: skip
-    columns = [
-        Column("Test"),
-        Column("Group", numeric=True),
-        Column("Control", numeric=True),
-        Column("p", numeric=True),
-    ]
+    columns = [Column("Test"), *number_columns("Group", "Control", "p")]
     return Table(columns, [row for row in rows if any(cell not in ("", "–") for cell in row[1:])])
 
 
 def _rest_table(guilds: Sequence[Record]) -> Table:
-    columns = [Column("Kind of word"), Column("Family"), Column("Layer", numeric=True), Column("Experts", wraps=True),
-               Column("NPMI", numeric=True), Column("Verdict"), Column("Reason", wraps=True)]  # fmt: skip
-    rows = [
-        [
-            str(guild.get("class", "?")),
-            str(guild.get("family", "?")),
-            str(guild.get("layer", "?")),
-            ", ".join(map(str, guild.get("experts") or [])),
-            _figure(guild.get("npmi"), 2),
-            str(guild.get("verdict", "–")),
-            str(guild.get("reason") or ""),
-        ]
-        for guild in guilds
-    ]
-    return Table(columns, rows)
+    columns: dict[str, Show] = {
+        "Kind of word": word("class"),
+        "Family": word("family"),
+        "Layer": word("layer"),
+        "Experts": lambda guild: ", ".join(map(str, guild.get("experts") or [])),
+        "NPMI": figure("npmi", 2),
+        "Verdict": word("verdict", "–"),
+        "Reason": lambda guild: str(guild.get("reason") or ""),
+    }
+    return make_table(guilds, columns, words=("Kind of word", "Family", "Verdict"), wraps=("Experts", "Reason"))
 
 
 # --- tables -------------------------------------------------------------------------------------------------
@@ -166,64 +153,53 @@ def _rest_table(guilds: Sequence[Record]) -> Table:
 
 def _family_table(found: Record) -> Table:
     """How much experts tell about each family of classes, layer by layer, beside chance, random keys, the control."""
-    controls = {
-        (family.get("family"), layer.get("layer")): layer
-        for family in (found.get("control") or {}).get("families") or []
-        for layer in family.get("layers") or []
+    twins = {(layer["family"], layer.get("layer")): layer.get("nmi") for layer in _list_layers(found.get("control"))}
+    columns: dict[str, Show] = {
+        "Kind of class": word("family"),
+        "Layer": word("layer"),
+        "NMI": figure("nmi", 3),
+        f"{_confidence(found)} interval": lambda layer: interval(layer.get("interval"), 3),
+        "Bits": figure("mi_bits", 3),
+        "Chance, bits": figure("null_mean_bits", 3),
+        "p": lambda layer: show_p(layer.get("p_value")),
+        "NMI, random keys": lambda layer: _several(layer.get("random_keys_nmi"), 3),
     }
-    headers = ["Layer", "NMI", f"{_confidence(found)} interval", "Bits", "Chance, bits", "p", "NMI, random keys"]
-    columns = [Column("Kind of class"), *(Column(h, numeric=True) for h in headers)]
-    if controls:
-        columns.append(Column("NMI, control run", numeric=True))
-    rows = []
-    for family in found["families"]:
-        for layer in family.get("layers") or []:
-            row = [
-                str(family.get("family", "?")),
-                str(layer.get("layer", "?")),
-                _figure(layer.get("nmi"), 3),
-                _interval(layer.get("interval"), 3),
-                _figure(layer.get("mi_bits"), 3),
-                _figure(layer.get("null_mean_bits"), 3),
-                show_p(layer.get("p_value")),
-                _several(layer.get("random_keys_nmi"), 3),
-            ]
-            if controls:
-                twin = controls.get((family.get("family"), layer.get("layer"))) or {}
-                row.append(_figure(twin.get("nmi"), 3))
-            rows.append(row)
+    if twins:
+        columns["NMI, control run"] = lambda layer: number(twins.get((layer["family"], layer.get("layer"))), 3)
     caption = (
         "What the chosen experts tell about a token's class. NMI: the share of the class's entropy that is told, "
         "less what shuffled labels tell."
     )
-    return Table(columns, rows, caption)
+    return make_table(_list_layers(found), columns, caption, words=("Kind of class",))
+
+
+def _list_layers(found: Record | None) -> list[Record]:
+    """Every layer of every family, with the family's name."""
+    families = (found or {}).get("families") or []
+    return [layer | {"family": one.get("family", "?")} for one in families for layer in one.get("layers") or []]
 
 
 def _community_table(communities: Sequence[Record]) -> Table:
-    headers = ("Layer", "Modularity", "Chance", "p", "Random keys")
-    columns = [*(Column(header, numeric=True) for header in headers), Column("Groups of experts", wraps=True)]
-    rows = [
-        [
-            str(layer.get("layer", "?")),
-            _figure(layer.get("modularity"), 3),
-            f"{_figure(layer.get('null_mean'), 3)} ± {_figure(layer.get('null_sd'), 3)}",
-            show_p(layer.get("p_value")),
-            _several(layer.get("random_keys_modularity"), 3),
-            " · ".join(", ".join(map(str, group)) for group in layer.get("groups") or []),
-        ]
-        for layer in communities
-    ]
-    return Table(columns, rows, "Experts that are chosen together: communities of the graph of co-selections.")
+    columns: dict[str, Show] = {
+        "Layer": word("layer"),
+        "Modularity": figure("modularity", 3),
+        "Chance": lambda layer: f"{number(layer.get('null_mean'), 3)} ± {number(layer.get('null_sd'), 3)}",
+        "p": lambda layer: show_p(layer.get("p_value")),
+        "Random keys": lambda layer: _several(layer.get("random_keys_modularity"), 3),
+        "Groups of experts": lambda layer: " · ".join(", ".join(map(str, g)) for g in layer.get("groups") or []),
+    }
+    caption = "Experts that are chosen together: communities of the graph of co-selections."
+    return make_table(communities, columns, caption, wraps=("Groups of experts",))
 
 
 def _swap_table(swaps: Sequence[Record], found: Record) -> Table:
-    headers = ("Layer", "Change of the loss, nats", f"{_confidence(found)} interval")
-    rows = [
-        [str(swap.get("layer", "?")), _signed(swap.get("loss_change")), _interval(swap.get("interval"), 4)]
-        for swap in swaps
-    ]
+    columns: dict[str, Show] = {
+        "Layer": word("layer"),
+        "Change of the loss, nats": lambda swap: signed(swap.get("loss_change")),
+        f"{_confidence(found)} interval": lambda swap: interval(swap.get("interval"), 4),
+    }
     caption = "What it costs when the experts of a layer change places under the same keys. Near zero: who sits where "
-    return Table([Column(h, numeric=True) for h in headers], rows, caption + "does not matter.")
+    return make_table(swaps, columns, caption + "does not matter.")
 
 
 # --- figures as text ----------------------------------------------------------------------------------------
@@ -240,22 +216,8 @@ def _confidence(found: Record) -> str:
     return f"{1 - found['level']:.0%}" if found.get("level") else "The"
 
 
-def _figure(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
-
-
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.4f}".replace("-", "−")
-
-
-def _interval(interval: Sequence[float] | None, digits: int) -> str:
-    return "–" if not interval else f"{_figure(interval[0], digits)} to {_figure(interval[1], digits)}"
-
-
 def _several(values: Sequence[float] | None, digits: int) -> str:
     """The mean of several draws, and the highest of them."""
-    if not values:
-        return "–"
-    if len(values) == 1:
-        return _figure(values[0], digits)
-    return f"{_figure(mean(values), digits)}, highest {_figure(max(values), digits)}"
+    if not values or len(values) == 1:
+        return number(values[0] if values else None, digits)
+    return f"{number(mean(values), digits)}, highest {number(max(values), digits)}"

@@ -1,7 +1,6 @@
 """The sections that analysis gives: utilisation, key stores, key movement, a trace, guilds."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from some_moe.data.tokenizer import Tokenizer
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.runs import RunRecord
 from some_moe.glass.inspect.traces import trace_collected
-from some_moe.glass.page.blocks import Block, Figure, Frame, Gallery, Notice, Section, Table, Text, TraceView
+from some_moe.glass.page.blocks import Block, Figure, Frame, Gallery, Notice, Section, Text, TraceView
 from some_moe.glass.page.guild_sections import make_guild_section
-from some_moe.glass.page.pages import number
-from some_moe.layout import Column
+from some_moe.glass.page.tables import Show, figure, make_table
 
 LARGEST_FRAME = 2_000_000  # bytes; a larger animation stays a page of its own
 USAGE_FIGURES = ("usage_histogram", "usage_ranked", "usage_by_depth", "usage_over_steps", "co_selection",
@@ -113,18 +111,17 @@ def _or_notice(blocks: list[Block], text: str) -> list[Block]:
 
 # --- utilisation --------------------------------------------------------------------------------------------
 
-Show = Callable[[dict[str, Any]], str]
-LAYER_COLUMNS: tuple[tuple[str, Show], ...] = (
-    ("Gini", lambda layer: number(layer.get("gini"), 3)),
-    ("Gini by hash", lambda layer: number(layer.get("hash_gini"), 3)),
-    ("Entropy, bits", lambda layer: f"{layer['entropy_bits']:.3f} of {layer['max_entropy_bits']:.3f}"),
-    ("Experts used", lambda layer: f"{layer['experts_used']} of {layer['num_experts']}"),
-    ("Busiest, fair shares", lambda layer: number(layer.get("max_load"), 1)),
-    ("Gate entropy, nats", lambda layer: number(layer.get("gate_entropy_nats"), 3)),
-    ("Respawns", lambda layer: number(layer.get("respawns"), 0)),
-    ("Query rank", lambda layer: number(layer.get("query_effective_rank"), 1)),
-    ("Query collinearity", lambda layer: number(layer.get("query_collinearity"), 2)),
-)
+LAYER_COLUMNS: dict[str, Show] = {
+    "Gini": figure("gini", 3),
+    "Gini by hash": figure("hash_gini", 3),
+    "Entropy, bits": lambda layer: f"{layer['entropy_bits']:.3f} of {layer['max_entropy_bits']:.3f}",
+    "Experts used": lambda layer: f"{layer['experts_used']} of {layer['num_experts']}",
+    "Busiest, fair shares": figure("max_load", 1),
+    "Gate entropy, nats": figure("gate_entropy_nats", 3),
+    "Respawns": figure("respawns", 0),
+    "Query rank": figure("query_effective_rank", 1),
+    "Query collinearity": figure("query_collinearity", 2),
+}
 
 
 def _utilisation(run: RunRecord, analysis: Analysis) -> list[Block]:
@@ -137,18 +134,14 @@ def _utilisation(run: RunRecord, analysis: Analysis) -> list[Block]:
         layers, where = last.get("layers") or [], "the run's last evaluation"
     if not layers:
         return [Notice("No layer has been measured yet.")]
-    middle = len(layers) // 2
-    shown = [(header, show) for header, show in LAYER_COLUMNS if any(show(layer) != "–" for layer in layers)]
-    rows = [
-        [f"{layer['layer']}{' (middle)' if place == middle else ''}", *(show(layer) for _, show in shown)]
-        for place, layer in enumerate(layers)
-    ]
-    columns = [Column("Layer"), *(Column(header, numeric=True) for header, _ in shown)]
+    middle = layers[len(layers) // 2]
+    names: dict[str, Show] = {"Layer": lambda layer: f"{layer['layer']}{' (middle)' if layer is middle else ''}"}
+    table = make_table(layers, names | LAYER_COLUMNS, words=("Layer",), drop_empty=True)
     text = f"How the experts share the work, over {where}. Gini 0 is even use. "
     text += "The published reports print the middle layer."
     if any("hash_gini" in layer for layer in layers):
         text += " Frequent words alone make use uneven: “Gini by hash” is what a hash of the token would give."
-    return [Text(text), Table(columns, rows), *analysis.gallery(USAGE_FIGURES)]
+    return [Text(text), table, *analysis.gallery(USAGE_FIGURES)]
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

@@ -6,31 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from some_moe.glass.page.blocks import (
-    Block,
-    Card,
-    Cards,
-    Code,
-    Facts,
-    Figure,
-    Fold,
-    Frame,
-    Gallery,
-    Notice,
-    Numbers,
-    Page,
-    Story,
-    Table,
-    Text,
-    TraceView,
-)
-from some_moe.glass.page.trace_text import show_token
+from some_moe.glass.page import blocks
+from some_moe.glass.page.trace_text import make_trace_table
 from some_moe.layout import Column
 
 TRACED_TOKENS = 25
 
 
-def render_markdown(page: Page, folder: Path) -> str:
+def render_markdown(page: blocks.Page, folder: Path) -> str:
     """The page as Markdown for a file in `folder`, from which the paths of its figures count."""
     parts = [f"# {plain(page.title)}", plain(page.kicker), sentence(page.summary)]
     for section in page.sections:
@@ -59,36 +42,36 @@ def _keep_ends(text: str) -> str:
     return (" " if text[:1] == " " else "") + plain(text) + (" " if text[-1:] == " " and text.strip() else "")
 
 
-def _write(block: Block, folder: Path) -> list[str]:
-    if isinstance(block, Text):
+def _write(block: blocks.Block, folder: Path) -> list[str]:
+    if isinstance(block, blocks.Text):
         return [sentence(block.text)]
-    if isinstance(block, Notice):
+    if isinstance(block, blocks.Notice):
         return ["> " + sentence(block.text)]
-    if isinstance(block, Numbers):
+    if isinstance(block, blocks.Numbers):
         columns = (Column("figure"), Column("value", numeric=True), Column("note"))
-        return _write_table(Table(columns, [(n.label, n.value, n.note) for n in block.items]))
-    if isinstance(block, Table):
+        return _write_table(blocks.Table(columns, [(n.label, n.value, n.note) for n in block.items]))
+    if isinstance(block, blocks.Table):
         return _write_table(block)
-    if isinstance(block, Facts):
+    if isinstance(block, blocks.Facts):
         title = [f"### {plain(block.title)}"] if block.title else []
         return [*title, "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in block.pairs)]
-    if isinstance(block, Figure):
+    if isinstance(block, blocks.Figure):
         return [f"![{plain(block.alt)}]({_link(block.file, folder)})", sentence(block.caption)]
-    if isinstance(block, Gallery):
+    if isinstance(block, blocks.Gallery):
         return [part for figure in block.figures for part in _write(figure, folder)]
-    if isinstance(block, Frame):
+    if isinstance(block, blocks.Frame):
         return [f"[{plain(block.title)}]({_link(block.file, folder)})"]
-    if isinstance(block, Story):
+    if isinstance(block, blocks.Story):
         quoted = "\n".join(f"> {plain(line)}" for line in block.text.splitlines() or [""])
         return [quoted, f"— {plain(block.note)}" if block.note else ""]
-    if isinstance(block, Code):
+    if isinstance(block, blocks.Code):
         fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", block.text)), default=0))
         return [f"{fence}\n{block.text.rstrip()}\n{fence}"]
-    if isinstance(block, TraceView):
-        return _write_trace(block)
-    if isinstance(block, Cards):
+    if isinstance(block, blocks.TraceView):
+        return _write_table(make_trace_table(block.trace, TRACED_TOKENS))
+    if isinstance(block, blocks.Cards):
         return [part for card in block.items for part in _write_card(card)]
-    assert isinstance(block, Fold)
+    assert isinstance(block, blocks.Fold)
     return [f"### {plain(block.summary)}", *(part for inner in block.blocks for part in _write(inner, folder))]
 
 
@@ -97,7 +80,7 @@ def _link(file: Path, folder: Path) -> str:
     return quote(os.path.relpath(file, folder).replace(os.sep, "/"))
 
 
-def _write_table(table: Table) -> list[str]:
+def _write_table(table: blocks.Table) -> list[str]:
     return [sentence(table.caption), write_rows(table.columns, table.rows)]
 
 
@@ -109,23 +92,7 @@ def write_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, name
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _write_trace(block: TraceView) -> list[str]:
-    trace = block.trace
-    columns = [Column("token"), Column("next foreseen", numeric=True)]
-    columns += [Column(f"layer {layer}: expert and gate weight") for layer in trace.layers]
-    rows = []
-    for token in trace.tokens[:TRACED_TOKENS]:
-        foreseen = "–" if token.next_probability is None else f"{token.next_probability:.0%}"
-        cells = [
-            ", ".join(f"{expert} ({gate:.2f})" for expert, gate in zip(experts, gates, strict=True))
-            for experts, gates in zip(token.experts, token.gates, strict=True)
-        ]
-        rows.append([show_token(token.text), foreseen, *cells])
-    shown = min(TRACED_TOKENS, len(trace.tokens))
-    return _write_table(Table(columns, rows, f"The first {shown} of {len(trace.tokens)} tokens."))
-
-
-def _write_card(card: Card) -> list[str]:
+def _write_card(card: blocks.Card) -> list[str]:
     experts = ", ".join(map(str, card.experts))
     parts = [f"### {plain(card.title)}: {plain(card.verdict)}", f"{plain(card.subtitle)}; experts {experts}."]
     parts.append(sentence(card.reason))
@@ -133,5 +100,5 @@ def _write_card(card: Card) -> list[str]:
     if card.words:
         parts.append("Words: " + ", ".join(f"{plain(text)} ({count})" for text, count in card.words))
     if card.excerpts:
-        parts.append("\n".join(f"- {plain(e.before)} **{plain(e.word)}** {plain(e.after)}" for e in card.excerpts))
+        parts.append("\n".join(f"- {plain(a)} **{plain(word)}** {plain(b)}" for a, word, b in card.excerpts))
     return parts

@@ -1,7 +1,7 @@
 """The report of one run, in the order of the published ones: configuration, architecture, results, utilisation,
 key stores, traces, samples; and where it all comes from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from some_moe.glass.page.blocks import (
     Table,
     Text,
 )
+from some_moe.glass.page.tables import Record, figure, make_table, millions, number, word
 from some_moe.lab.card import EXECUTION, format_value, matters
 from some_moe.lab.registry import find_experiment
 from some_moe.lab.registry.records import Published
@@ -36,14 +37,6 @@ HOUSEKEEPING = {
 """Fields that say what is written down and how often: they change no result."""
 
 SHOWN_SAMPLES = 2
-
-
-def number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def millions(count: int) -> str:
-    return f"{count / 1e6:,.2f} M" if count >= 1e5 else f"{count:,}"
 
 
 def make_page(run: RunRecord, curve: Figure | None, inside: list[Section], missing: list[str]) -> Page:
@@ -103,31 +96,32 @@ def final_figures(run: RunRecord) -> dict[str, Any]:
     return always | last | {"layers": layers, "middle_layer": len(layers) // 2 if layers else None}
 
 
+def middle_layer(figures: Record) -> Record:
+    """The figures of the layer that the published reports print; empty where there is none."""
+    middle = figures.get("middle_layer")
+    return figures["layers"][middle] if middle is not None and figures["layers"] else {}
+
+
 def headline(run: RunRecord) -> list[Number]:
     """Loss over real tokens first; what the old protocol would have printed is labelled so."""
     found = final_figures(run)
-    items = []
-    if found.get("test_loss") is not None:
-        items.append(Number("Test loss", number(found["test_loss"], 4), "nats per real token, best checkpoint"))
-    if found.get("val_loss") is not None:
-        items.append(Number("Validation loss", number(found["val_loss"], 4), "nats per real token, last step"))
-        items.append(Number("Perplexity", number(found["perplexity"], 2), "validation, per real token"))
-    bits = found.get("test_bits_per_byte", found.get("bits_per_byte"))
-    if bits is not None:
-        split = "test" if "test_bits_per_byte" in found else "validation"
-        items.append(Number("Bits per byte", number(bits, 4), f"{split}, over the bytes scored"))
-    if found.get("val_loss_padded") is not None:
-        note = f"old protocol: padding counts as text; {found['text_share']:.0%} of the positions are text"
-        items.append(Number("Padded loss", number(found["val_loss_padded"], 4), note))
-    items.append(
-        Number(
-            "Trained", millions(found["trainable_parameters"]), f"of {millions(found['total_parameters'])} parameters"
-        )
-    )
-    middle = found.get("middle_layer")
-    if middle is not None and found["layers"]:
-        layer = found["layers"][middle]
-        items.append(Number("Gini", number(layer["gini"], 3), f"of the load in the middle layer ({middle})"))
+    split = "test" if "test_bits_per_byte" in found else "validation"
+    share = f"{found['text_share']:.0%} of the positions are text" if found.get("text_share") else ""
+    figures = [
+        ("Test loss", found.get("test_loss"), 4, "nats per real token, best checkpoint"),
+        ("Validation loss", found.get("val_loss"), 4, "nats per real token, last step"),
+        ("Perplexity", found.get("perplexity"), 2, "validation, per real token"),
+        ("Bits per byte", found.get("test_bits_per_byte", found.get("bits_per_byte")), 4,
+         f"{split}, over the bytes scored"),
+        ("Padded loss", found.get("val_loss_padded"), 4, f"old protocol: padding counts as text; {share}"),
+    ]  # fmt: skip
+    items = [Number(label, number(value, digits), note) for label, value, digits, note in figures if value is not None]
+    of_all = f"of {millions(found['total_parameters'])} parameters"
+    items.append(Number("Trained", millions(found["trainable_parameters"]), of_all))
+    layer = middle_layer(found)
+    if layer:
+        where = f"of the load in the middle layer ({found['middle_layer']})"
+        items.append(Number("Gini", number(layer["gini"], 3), where))
         used = f"{layer['experts_used']} of {layer['num_experts']}"
         items.append(Number("Experts used", used, f"middle layer, {layer['entropy_bits']:.2f} bits of entropy"))
     return items
@@ -163,19 +157,13 @@ def _results(run: RunRecord, curve: Figure | None) -> list[Block]:
 
 def _epoch_table(epochs: list[dict[str, Any]]) -> Table:
     """One row an epoch, as the published reports print it; columns that no epoch fills are left out."""
-    wanted: list[tuple[str, str, int]] = [
-        ("Train loss", "train_loss", 4), ("Val loss", "val_loss", 4), ("Val loss, padded", "val_loss_padded", 4),
-        ("Perplexity", "perplexity", 2), ("Bits per byte", "bits_per_byte", 4), ("Gini", "gini", 3),
-        ("Entropy, bits", "entropy_bits", 3), ("Gini in training", "train_gini", 3),
-    ]  # fmt: skip
-    wanted = [column for column in wanted if any(epoch.get(column[1]) is not None for epoch in epochs)]
-    columns = [Column("Epoch", numeric=True), Column("Step", numeric=True)]
-    columns += [Column(header, numeric=True) for header, _, _ in wanted]
-    rows = [
-        [str(e["epoch"]), f"{e['step']:,}", *(number(e.get(name), digits) for _, name, digits in wanted)]
-        for e in epochs
-    ]
-    return Table(columns, rows, "Each epoch. Gini and entropy are of the middle layer.")
+    columns = {
+        "Epoch": word("epoch"), "Step": figure("step", 0), "Train loss": figure("train_loss", 4),
+        "Val loss": figure("val_loss", 4), "Val loss, padded": figure("val_loss_padded", 4),
+        "Perplexity": figure("perplexity", 2), "Bits per byte": figure("bits_per_byte", 4), "Gini": figure("gini", 3),
+        "Entropy, bits": figure("entropy_bits", 3), "Gini in training": figure("train_gini", 3),
+    }  # fmt: skip
+    return make_table(epochs, columns, "Each epoch. Gini and entropy are of the middle layer.", drop_empty=True)
 
 
 def find_published(config: RunConfig) -> Published | None:
@@ -190,22 +178,16 @@ def find_published(config: RunConfig) -> Published | None:
 
 def _beside_published(run: RunRecord, published: Published) -> list[Block]:
     found = final_figures(run)
-    padded = found.get("val_loss_padded") is not None
-    middle = found.get("middle_layer")
-    layer = found["layers"][middle] if middle is not None and found["layers"] else {}
+    padded, layer = found.get("val_loss_padded") is not None, middle_layer(found)
     loss = found.get("val_loss_padded") if padded else found.get("val_loss")
-    pairs: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
-        ("Validation loss" + (", padded" if padded else ""), loss, published.val_loss, _digits(4)),
-        ("Gini, middle layer", layer.get("gini"), published.gini, _digits(3)),
-        ("Entropy, bits", layer.get("entropy_bits"), published.entropy_bits, _digits(3)),
-        ("Experts used", layer.get("experts_used"), published.experts_used, str),
-        ("Steps", run.last_step, published.steps, "{:,}".format),
+    pairs = [
+        ("Validation loss" + (", padded" if padded else ""), number(loss, 4), published.val_loss),
+        ("Gini, middle layer", number(layer.get("gini"), 3), published.gini),
+        ("Entropy, bits", number(layer.get("entropy_bits"), 3), published.entropy_bits),
+        ("Experts used", str(layer.get("experts_used", "–")), published.experts_used),
+        ("Steps", number(run.last_step, 0), published.steps),
     ]
-    rows = [
-        [name, "–" if ours is None else show(ours), str(theirs)]
-        for name, ours, theirs, show in pairs
-        if theirs is not None
-    ]
+    rows = [[name, ours, str(theirs)] for name, ours, theirs in pairs if theirs is not None]
     if not rows:
         return []
     columns = [Column("Figure"), Column("This run", numeric=True), Column("Published", numeric=True)]
@@ -218,10 +200,6 @@ def _beside_published(run: RunRecord, published: Published) -> list[Block]:
             )
         )
     return blocks
-
-
-def _digits(digits: int) -> Callable[[Any], str]:
-    return lambda value: number(float(value), digits)
 
 
 # --- configuration and architecture -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from some_moe.glass.inspect.traces import Trace
-from some_moe.glass.page.blocks import Frame, Page, Section, TraceView
+from some_moe.glass.page.blocks import Block, Frame, Page, Section, TraceView
 from some_moe.glass.page.trace_text import expert_hue
 
 MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
@@ -21,7 +22,7 @@ MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 def render_page(page: Page) -> str:
     """The page as one HTML file."""
     blocks = [block for section in page.sections for block in section.blocks]
-    scripts = [_read_template("trace.js")] if any(isinstance(block, TraceView) for block in blocks) else []
+    scripts = [read_template("trace.js")] if any(isinstance(block, TraceView) for block in blocks) else []
     hashes = [hash_script(script) for script in scripts]
     for block in blocks:
         if isinstance(block, Frame):  # a page within a page runs only what both allow
@@ -31,11 +32,16 @@ def render_page(page: Page) -> str:
         .get_template("page.html")
         .render(
             page=page,
-            style=Markup(_read_template("page.css")),
+            style=Markup(read_template("page.css")),
             scripts=[Markup(script) for script in scripts],
             policy=security_policy(hashes),
         )
     )
+
+
+def render_fragment(title: str, blocks: Sequence[Block]) -> str:
+    """Some parts under a title, as HTML that can stand within a notebook: it has no script and no style."""
+    return _environment().get_template("fragment.html").render(title=title, blocks=blocks)
 
 
 def render_trace(trace: Trace) -> str:
@@ -124,5 +130,5 @@ def _environment() -> Environment:
     return environment
 
 
-def _read_template(name: str) -> str:
+def read_template(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")

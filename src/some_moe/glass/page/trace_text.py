@@ -3,7 +3,8 @@
 import colorsys
 
 from some_moe.glass.inspect.traces import Trace, TracedToken
-from some_moe.layout import GAP, Style
+from some_moe.glass.page.blocks import Table
+from some_moe.layout import GAP, Column, Style
 
 GOLDEN_ANGLE = 137.508  # consecutive experts get hues that lie far apart, however many there are
 LONGEST_TOKEN = 16
@@ -27,10 +28,29 @@ def show_token(text: str) -> str:
     return text if len(text) <= LONGEST_TOKEN else text[: LONGEST_TOKEN - 1] + "…"
 
 
+def describe_trace(trace: Trace) -> str:
+    return f"{trace.run}, step {trace.step:,}: {len(trace.tokens)} tokens"
+
+
+def make_trace_table(trace: Trace, most: int) -> Table:
+    """The first tokens, at most so many: how well the next one was foreseen, and the experts of each layer."""
+    columns = [Column("token"), Column("next foreseen", numeric=True)]
+    columns += [Column(f"layer {layer}: expert and gate weight") for layer in trace.layers]
+    rows = []
+    for token in trace.tokens[:most]:
+        foreseen = "–" if token.next_probability is None else f"{token.next_probability:.0%}"
+        cells = [
+            ", ".join(f"{expert} ({gate:.2f})" for expert, gate in zip(experts, gates, strict=True))
+            for experts, gates in zip(token.experts, token.gates, strict=True)
+        ]
+        rows.append([show_token(token.text), foreseen, *cells])
+    return Table(columns, rows, f"The first {len(rows)} of {len(trace.tokens)} tokens.")
+
+
 def format_trace(trace: Trace, *, width: int | None, style: Style) -> str:
     """The whole trace, no wider than `width`: layers that do not fit side by side follow in further tables."""
-    head = f"{trace.run}, step {trace.step:,}: {len(trace.tokens)} tokens"
-    lines = [style.bold(head) + ("" if trace.loss is None else f", loss {trace.loss:.4f} nats per token")]
+    loss = "" if trace.loss is None else f", loss {trace.loss:.4f} nats per token"
+    lines = [style.bold(describe_trace(trace)) + loss]
     lines.append(style.dim("next: what the model gave to the token that follows; then the experts and gate weights"))
     names = [show_token(token.text) for token in trace.tokens]
     name_width = max(map(len, [*names, "token"]))
