@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from some_moe.api import train
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
     from some_moe.model.layer import SomeLayer
     from some_moe.model.transformer import SomeLM
@@ -14,13 +15,24 @@ _HOMES = {
     "SomeLM": "some_moe.model.transformer",
     "SomeLayer": "some_moe.model.layer",
     "load": "some_moe.training.runs",
+    "train": "some_moe.api",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
     "DataConfig": "some_moe.config",
     "TrainConfig": "some_moe.config",
     "RunConfig": "some_moe.config",
 }
-__all__ = ["DataConfig", "GravityConfig", "ModelConfig", "RunConfig", "SomeLM", "SomeLayer", "TrainConfig", "load"]
+__all__ = [
+    "DataConfig",
+    "GravityConfig",
+    "ModelConfig",
+    "RunConfig",
+    "SomeLM",
+    "SomeLayer",
+    "TrainConfig",
+    "load",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,8 +19,9 @@ def evaluate_lengths(options: Namespace) -> int:
     from some_moe.lab.jobs import hide_place
     from some_moe.lab.lengths import score_lengths
     from some_moe.layout import Style
+    from some_moe.training.environment import describe_program
     from some_moe.training.machine import choose_machine
-    from some_moe.training.recorder import describe_program, drop_nan
+    from some_moe.training.run_folder import drop_nan
     from some_moe.training.runs import load
 
     run = load(options.run, checkpoint=options.checkpoint)

@@ -34,8 +34,8 @@ from some_moe.training.display import Display
 from some_moe.training.evaluate import Evaluation, evaluate
 from some_moe.training.machine import Machine, choose_machine
 from some_moe.training.optim import make_optimizer
-from some_moe.training.recorder import RunFolder
 from some_moe.training.result import epoch_record, make_result
+from some_moe.training.run_folder import RunFolder
 from some_moe.training.samples import sample_text
 from some_moe.training.step import StepResult
 from some_moe.training.stepper import Stepper

@@ -7,7 +7,7 @@ import torch
 
 from some_moe.config import ConfigError, RunConfig, TrainConfig
 from some_moe.parallel.distributed import ALONE, Team
-from some_moe.training.recorder import describe_device
+from some_moe.training.environment import describe_device
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config import base as base_module
 from some_moe.training import checkpoint as checkpoint_module
-from some_moe.training import recorder as recorder_module
-from some_moe.training.checkpoint import list_checkpoints
+from some_moe.training import environment as environment_module
+from some_moe.training import run_folder as run_folder_module
 from some_moe.training.display import Display
+from some_moe.training.environment import describe_program
 from some_moe.training.loop import Trainer, resume, start, train
-from some_moe.training.recorder import RunFolder, describe_program
+from some_moe.training.run_folder import RunFolder, list_checkpoints
 from tests.shared.tiny import A1, TINY
 
 CONFIG = A1.config.override(TINY)
@@ -59,7 +60,7 @@ def test_a_start_that_was_killed_does_not_stand_in_the_way(
         to.write_text(text)
 
     with monkeypatch.context() as patch:
-        for module in (recorder_module, checkpoint_module, base_module):
+        for module in (run_folder_module, checkpoint_module, base_module):
             patch.setattr(module, "write_whole", write_half)
         with pytest.raises(DiedError):
             begin(path, init_from=place)
@@ -128,10 +129,10 @@ def git(place: Path, *words: str) -> str:
 def test_the_commit_is_that_of_a_repository_that_holds_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / ".venv" / "some_moe" / "train" / "recorder.py"
+    source = tmp_path / ".venv" / "some_moe" / "training" / "environment.py"
     source.parent.mkdir(parents=True)
     source.write_text("first\n")
-    monkeypatch.setattr(recorder_module, "__file__", str(source))
+    monkeypatch.setattr(environment_module, "__file__", str(source))
     git(tmp_path, "init")
     git(tmp_path, "commit", "--allow-empty", "--message", "somebody else's")
     assert describe_program()["commit"] is None
