@@ -17,8 +17,7 @@ from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.findings import Findings, look_inside
 from some_moe.glass.inspect.movement import LayerMovement
 from some_moe.glass.inspect.projections import KeyMap, map_keys
-from some_moe.glass.inspect.runs import RunRecord
-from some_moe.training.run_folder import KeySnapshots
+from some_moe.glass.inspect.runs import KeySnapshots, RunRecord
 
 NUM_LAYERS, NUM_EXPERTS, NUM_TOKENS, TOP_K, WIDTH = 3, 9, 400, 2, 12
 

@@ -165,7 +165,7 @@ def resolve_config(preset: str | None, file: str | None, overrides: dict[str, An
 
 
 def dry_run(config: RunConfig) -> int:
-    from some_moe.training.estimate import estimate
+    from some_moe.lab.estimate import estimate
     from some_moe.training.machine import settle_experts
 
     config = settle_experts(config)

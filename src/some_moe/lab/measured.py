@@ -12,7 +12,7 @@ from some_moe.files import write_whole
 from some_moe.lab.jobs import Job, hide_place
 from some_moe.lab.scaling import Schedule
 from some_moe.training.environment import describe_program
-from some_moe.training.run_folder import RunFolder, drop_nan
+from some_moe.training.run_folder import RunFolder, drop_nan, read_log
 
 LOSSES = ("val_loss", "val_loss_on_padding", "val_loss_padded", "perplexity", "bits_per_byte")
 USAGE = ("gini", "entropy_bits", "experts_used")  # of the middle layer, as the reports print it
@@ -56,7 +56,7 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
     result = folder.read_result()
     assert result is not None, f"{folder} is not finished"
     program = _read_program(folder)
-    log = folder.read_log("metrics.jsonl")
+    log = read_log(folder.path / "metrics.jsonl")
     finished = datetime.fromtimestamp(folder.result_file.stat().st_mtime, UTC)
     return result | {
         "experiment": job.experiment.name,

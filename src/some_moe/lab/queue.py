@@ -22,9 +22,9 @@ from typing import Any, Literal, Self
 
 from some_moe.config import ConfigError
 from some_moe.files import write_whole
+from some_moe.lab.estimate import describe_seconds
 from some_moe.lab.jobs import Job, find_standing, folder_of
 from some_moe.lab.measured import refuse_other_record, write_record
-from some_moe.training.estimate import describe_seconds
 from some_moe.training.lock import take_lock
 from some_moe.training.stopping import TrainingStoppedError
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from some_moe.config import FORMAT_VERSION, ConfigError
 from some_moe.files import write_beside, write_whole
+from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
 from some_moe.training.run_folder import CURE, list_checkpoints, read_state_file
 
@@ -65,11 +66,14 @@ def restore_optimizer(model: SomeLM, optimizer: torch.optim.Optimizer, tensors: 
         optimizer.state[parameter][part] = value.to(device)
 
 
+def list_remade(model: SomeLM) -> list[ExpertLibrary]:
+    """The libraries whose weights are not in the checkpoint, but made again."""
+    return [library for library in model.libraries if not library.trained and library.init_method != "orthogonal"]
+
+
 def describe_libraries(model: SomeLM) -> list[dict[str, Any]]:
-    """Seed and checksum of each library whose weights are not in the checkpoint."""
-    return [
-        library.describe() for library in model.libraries if not library.trained and library.init_method != "orthogonal"
-    ]
+    """Seed and checksum of each library that is made again."""
+    return [library.describe() for library in list_remade(model)]
 
 
 def save_checkpoint(
@@ -122,11 +126,7 @@ def load_model(place: Path, model: SomeLM, state: dict[str, Any]) -> None:
     """Load the trained parameters and key stores, and check that the experts are those that it was trained with."""
     saved = load_file(place / "model.safetensors")
     refuse_other_shapes(place, saved, model.state_dict())
-    for library, description in zip(
-        (lib for lib in model.libraries if not lib.trained and lib.init_method != "orthogonal"),
-        state["libraries"],
-        strict=True,
-    ):
+    for library, description in zip(list_remade(model), state["libraries"], strict=True):
         library.verify(description)
     model.load_state_dict(saved)
 

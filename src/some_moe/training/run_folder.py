@@ -3,7 +3,7 @@
 config.yaml, env.json, tokenizer.json, metrics.jsonl, samples.jsonl, keys/step-N.safetensors,
 checkpoints/step-N/, result.json. All but the two logs are written whole and renamed into place. A run has begun
 when config.yaml is there, which comes after all that a first step needs. One process at a time trains in a folder;
-anybody may read it, in whatever state it was left, and without torch. Shapes: E experts, D model width.
+anybody may read it, in whatever state it was left, and without torch.
 """
 
 import json
@@ -13,12 +13,8 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.files import write_whole
@@ -40,26 +36,13 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.config_file, self.result_file = self.path / "config.yaml", self.path / "result.json"
+        self.tokenizer_file = self.path / "tokenizer.json"
+        self.checkpoints, self.snapshots = self.path / "checkpoints", self.path / "keys"
         self.lock: int | None = None  # descriptor of the lock file, while this process trains here
 
     def __str__(self) -> str:
         return str(self.path)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def tokenizer_file(self) -> Path:
-        return self.path / "tokenizer.json"
-
-    @property
-    def result_file(self) -> Path:
-        return self.path / "result.json"
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -80,10 +63,6 @@ class RunFolder:
 
         return Tokenizer.load(self.tokenizer_file)
 
-    def read_log(self, name: str, damaged: list[str] | None = None) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl or samples.jsonl; `damaged` takes a sentence on those that are left out."""
-        return read_log(self.path / name, damaged)
-
     def read_object(self, name: str) -> dict[str, Any] | None:
         """result.json or env.json; None where it is missing."""
         path = self.path / name
@@ -99,21 +78,6 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any] | None:
         return self.read_object("result.json")
-
-    def find_snapshots(self, damaged: list[str]) -> "KeySnapshots":
-        """The key snapshots whose header can be read; `damaged` takes a sentence on each other."""
-        found: dict[int, Path] = {}
-        layers: set[int] = set()
-        for step, path in list_steps(self.path / "keys", ".safetensors").items():
-            try:
-                with safe_open(path, framework="numpy") as file:
-                    names = list(file.keys())
-            except (SafetensorError, OSError):
-                damaged.append(f"The key snapshot {path.name} is damaged and left out.")
-                continue
-            found[step] = path
-            layers |= {int(name.removesuffix(".keys")) for name in names if name.endswith(".keys")}
-        return KeySnapshots(files=found, layers=tuple(sorted(layers)))
 
     def newest_checkpoint(self) -> Path | None:
         found = list_checkpoints(self.checkpoints)
@@ -218,7 +182,7 @@ class RunFolder:
         for at, place in list_steps(self.checkpoints).items():
             if at > step:
                 shutil.rmtree(place)
-        for at, snapshot in list_steps(self.path / "keys", ".safetensors").items():
+        for at, snapshot in list_steps(self.snapshots, ".safetensors").items():
             if at > step:
                 snapshot.unlink()
         for log in LOGS:
@@ -227,8 +191,8 @@ class RunFolder:
     def save_keys(self, step: int, keys: "dict[str, Tensor]") -> None:
         from some_moe.training.checkpoint import write_tensors
 
-        (self.path / "keys").mkdir(exist_ok=True)
-        write_tensors(self.path / "keys" / f"step-{step}.safetensors", keys)
+        self.snapshots.mkdir(exist_ok=True)
+        write_tensors(self.snapshots / f"step-{step}.safetensors", keys)
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_whole(self.result_file, json.dumps(drop_nan(result), indent=1))
@@ -245,34 +209,6 @@ class ReadOnlyFolder(RunFolder):
         pass
 
     create = write_config = append = cut_back = save_keys = write_result = write_nothing
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeySnapshots:
-    """The key stores at some steps of training. Arrays are read when they are asked for."""
-
-    files: dict[int, Path] = field(default_factory=dict)  # by step, in order
-    layers: tuple[int, ...] = ()  # the blocks that have a key store
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        return tuple(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def keys(self, step: int, layer: int) -> np.ndarray:
-        """The keys (E, D) of the block `layer` after `step` steps."""
-        return self._read(step, f"{layer}.keys")
-
-    def usage(self, step: int, layer: int) -> np.ndarray:
-        """Gravity's running share of the load times E: (E,)."""
-        return self._read(step, f"{layer}.usage")
-
-    def _read(self, step: int, name: str) -> np.ndarray:
-        with safe_open(self.files[step], framework="numpy") as file:
-            array: np.ndarray = file.get_tensor(name)
-        return array
 
 
 def find_run(path: str | Path) -> tuple[RunFolder, Path | None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import RunConfig
-from some_moe.training.run_folder import RunFolder
+from some_moe.training.run_folder import RunFolder, read_log
 
 if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
     from some_moe.data.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl: logged steps (train_loss) and evaluations (val_loss)."""
-        return self._folder.read_log("metrics.jsonl")
+        return read_log(self.path / "metrics.jsonl")
 
     @cached_property
     def model(self) -> "SomeLM":

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from some_moe.glass.inspect.movement import thin_out, trace_movement
-from some_moe.training.run_folder import KeySnapshots
+from some_moe.glass.inspect.runs import KeySnapshots
 
 STEPS = (0, 10, 30)
 

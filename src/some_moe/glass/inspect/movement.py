@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from some_moe.glass.inspect.projections import principal_axes, project
-from some_moe.training.run_folder import KeySnapshots
+from some_moe.glass.inspect.runs import KeySnapshots
 
 MAX_SNAPSHOTS = 200  # more are thinned: no eye follows them, and memory is finite
 

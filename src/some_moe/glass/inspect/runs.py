@@ -1,13 +1,47 @@
-"""A run as the glass box sees it, read without a model and without torch: what it holds, and what is missing."""
+"""A run as the glass box sees it, read without a model and without torch: what it holds, and what is missing.
 
-from dataclasses import dataclass, replace
+Shapes: E experts, D model width.
+"""
+
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
 from some_moe.config import ConfigError, RunConfig
-from some_moe.training.run_folder import KeySnapshots, RunFolder, list_steps
+from some_moe.training.run_folder import RunFolder, list_steps, read_log
 
 UNFINISHED = "training or killed"  # the two look alike from outside
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySnapshots:
+    """The key stores at some steps of training. Arrays are read when they are asked for."""
+
+    files: dict[int, Path] = field(default_factory=dict)  # by step, in order
+    layers: tuple[int, ...] = ()  # the blocks that have a key store
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def keys(self, step: int, layer: int) -> np.ndarray:
+        """The keys (E, D) of the block `layer` after `step` steps."""
+        return self._read(step, f"{layer}.keys")
+
+    def usage(self, step: int, layer: int) -> np.ndarray:
+        """Gravity's running share of the load times E: (E,)."""
+        return self._read(step, f"{layer}.usage")
+
+    def _read(self, step: int, name: str) -> np.ndarray:
+        with safe_open(self.files[step], framework="numpy") as file:
+            array: np.ndarray = file.get_tensor(name)
+        return array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +81,7 @@ def read_run(path: str | Path) -> RunRecord:
     folder = RunFolder(path)
     damaged: list[str] = []
     config = folder.read_config()
-    lines, samples = (folder.read_log(name, damaged) for name in ("metrics.jsonl", "samples.jsonl"))
+    lines, samples = (read_log(folder.path / name, damaged) for name in ("metrics.jsonl", "samples.jsonl"))
     result, env = (_read_object(folder, name, damaged) for name in ("result.json", "env.json"))
     record = RunRecord(
         path=folder.path,
@@ -57,7 +91,7 @@ def read_run(path: str | Path) -> RunRecord:
         evaluations=[line for line in lines if "val_loss" in line],
         result=result,
         samples=samples,
-        snapshots=folder.find_snapshots(damaged),
+        snapshots=_find_snapshots(folder.snapshots, damaged),
         checkpoints=tuple(s for s, place in list_steps(folder.checkpoints).items() if (place / "state.json").is_file()),
         status=UNFINISHED if result is None else str(result.get("status", "finished")),
         missing=(),
@@ -71,6 +105,22 @@ def _read_object(folder: RunFolder, name: str, damaged: list[str]) -> dict[str, 
     except ConfigError:
         damaged.append(f"{name} is damaged and left out.")
         return None
+
+
+def _find_snapshots(folder: Path, damaged: list[str]) -> KeySnapshots:
+    """The snapshots whose header can be read, by step."""
+    found: dict[int, Path] = {}
+    layers: set[int] = set()
+    for step, path in list_steps(folder, ".safetensors").items():
+        try:
+            with safe_open(path, framework="numpy") as file:
+                names = list(file.keys())
+        except (SafetensorError, OSError):
+            damaged.append(f"The key snapshot {path.name} is damaged and left out.")
+            continue
+        found[step] = path
+        layers |= {int(name.removesuffix(".keys")) for name in names if name.endswith(".keys")}
+    return KeySnapshots(files=found, layers=tuple(sorted(layers)))
 
 
 def _describe_missing(run: RunRecord) -> list[str]:
