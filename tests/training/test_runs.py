@@ -1,11 +1,13 @@
 """A run as an object: `some_moe.train` makes it, `some_moe.load` opens it, and it shows itself."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,15 @@ def test_train_takes_a_config_a_file_or_a_name(tmp_path: Path) -> None:
     assert some_moe.train("c.yaml", display=False).path == Path("runs/filed")
     assert some_moe.train(Path("c.yaml"), out=tmp_path / "other", display=False).config.name == "filed"
     assert some_moe.train("smoke", display=False).path == Path("runs/smoke")
+
+
+def test_the_example_of_the_document_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", document, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(code.replace("demo", "smoke"), names)
+    assert names["losses"]["loss"] == pytest.approx(names["run"].result["val_loss"])
+    assert "everything is in runs/smoke" in capsys.readouterr().out
 
 
 def test_train_speaks_to_the_display_that_it_is_given() -> None:
