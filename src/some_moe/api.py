@@ -9,7 +9,7 @@ from some_moe.training.runs import Run
 
 if TYPE_CHECKING:
     from some_moe.parallel.distributed import Team
-    from some_moe.training.display import Display
+    from some_moe.sinks.display import Display
     from some_moe.training.loop import Trainer
 
 AUTO = "auto"
@@ -31,7 +31,7 @@ def train(
     what suits the terminal, False says nothing.
     """
     from some_moe.parallel.distributed import Team
-    from some_moe.training.display import Display, choose_display
+    from some_moe.sinks.display import Display, choose_display
 
     if isinstance(config, str | Path):
         config = find_config(config)

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.registry.presets import smoke
+from some_moe.sinks.display import Display
 from some_moe.training import checkpoint as checkpoint_module
 from some_moe.training import loop as loop_module
-from some_moe.training.display import Display
 from some_moe.training.loop import TrainingStoppedError, resume, start, train
 from some_moe.training.run_folder import RunFolder, list_checkpoints, read_log
 

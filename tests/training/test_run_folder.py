@@ -15,10 +15,10 @@ import torch
 import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config import base as base_module
+from some_moe.sinks.display import Display
 from some_moe.training import checkpoint as checkpoint_module
 from some_moe.training import environment as environment_module
 from some_moe.training import run_folder as run_folder_module
-from some_moe.training.display import Display
 from some_moe.training.environment import describe_program
 from some_moe.training.loop import Trainer, resume, start, train
 from some_moe.training.run_folder import RunFolder, list_checkpoints, read_log

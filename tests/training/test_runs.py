@@ -15,7 +15,7 @@ import torch
 import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.registry.presets import find_preset
-from some_moe.training.display import Display
+from some_moe.sinks.display import Display
 from tests.shared.typed import edit_config, listing
 
 pytestmark = pytest.mark.usefixtures("own_place")
@@ -115,6 +115,16 @@ def test_a_checkpoint_that_is_not_there_is_refused_when_a_run_is_opened(trained:
     shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints"))
     with pytest.raises(ConfigError, match="has no checkpoint yet"):
         some_moe.load(tmp_path / "copy")
+
+
+def test_a_checkpoint_that_training_removed_meanwhile_is_chosen_anew(trained: Path, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "copy" / "checkpoints"
+    shutil.copytree(trained, tmp_path / "copy")
+    run = some_moe.load(tmp_path / "copy")
+    assert run.step == 3
+    (checkpoints / "step-3").rename(checkpoints / "step-4")
+    assert run.model is run.model
+    assert run.step == 4
 
 
 def test_a_run_is_evaluated_and_writes(trained: Path) -> None:

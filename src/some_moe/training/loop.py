@@ -22,6 +22,7 @@ from some_moe.metrics.usage import gini
 from some_moe.model.transformer import SomeLM
 from some_moe.parallel.distributed import ALONE, Team, TeamError, digest_tensors
 from some_moe.sinks.board import Board
+from some_moe.sinks.display import Display
 from some_moe.training.checkpoint import (
     describe_libraries,
     load_model,
@@ -30,7 +31,6 @@ from some_moe.training.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from some_moe.training.display import Display
 from some_moe.training.evaluate import Evaluation, evaluate
 from some_moe.training.machine import Machine, choose_machine
 from some_moe.training.optim import make_optimizer

@@ -17,14 +17,8 @@ def describe_run(run: "Run") -> str:
     found = run.result
     if found is None:
         return f"{run.config.name}: training or killed\neverything is in {run.path}"
-    rows = [
-        [
-            str(row["epoch"]),
-            f"{row['step']:,}",
-            *(_figure(row[name]) for name in ("train_loss", "val_loss", "perplexity")),
-        ]
-        for row in found["epochs"]
-    ]
+    names = ("train_loss", "val_loss", "perplexity")
+    rows = [[str(row["epoch"]), f"{row['step']:,}", *(_figure(row[n]) for n in names)] for row in found["epochs"]]
     lines = [f"{run.config.name}: {found['status']} after {found['steps']:,} steps"]
     lines += format_table(COLUMNS, rows, width=None, style=Style(), indent="  ")
     lines += [f"test loss {_figure(found['test_loss'])} nats per token", f"everything is in {run.path}"]

@@ -63,8 +63,10 @@ class Run:
         from some_moe.model.transformer import SomeLM
         from some_moe.training.checkpoint import load_model, read_state
 
-        state = read_state(self.checkpoint)
-        config = self.config
+        if not self.checkpoint.is_dir():  # a run that goes on training has removed it since
+            for chosen in ("checkpoint", "step"):
+                self.__dict__.pop(chosen, None)
+        config, state = self.config, read_state(self.checkpoint)
         model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)
         load_model(self.checkpoint, model, state)
         return model.eval()
