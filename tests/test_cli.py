@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from some_moe.cli import Parser, UsageError, main
+from some_moe.cli import COMMANDS, Commands, Parser, UsageError, find_command, main
 from some_moe.lab.card import ONLY_WHEN, describe, format_card
 from some_moe.lab.listing import format_listing
 from some_moe.lab.registry import EXPERIMENTS, find_experiment
@@ -88,10 +88,11 @@ def test_a_card_hides_fields_that_are_out_of_use() -> None:
     assert "lora_rank" in format_card(find_experiment("lora-4"))
 
 
-def test_conditions_on_fields_name_real_fields() -> None:
-    fields = find_experiment("A1").config.flatten()
-    assert set(ONLY_WHEN) <= set(fields)
-    assert all(isinstance(bool(condition(fields)), bool) for condition in ONLY_WHEN.values())
+def test_conditions_on_fields_name_real_fields_and_tell_experiments_apart() -> None:
+    configs = [experiment.config.flatten() for experiment in EXPERIMENTS]
+    assert set(ONLY_WHEN) <= set(configs[0])
+    answers = {name: {bool(condition(fields)) for fields in configs} for name, condition in ONLY_WHEN.items()}
+    assert {name: found for name, found in answers.items() if found != {True, False}} == {}
 
 
 def test_list_json_is_an_array_of_short_objects(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +201,20 @@ def test_help_works_at_each_level(
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert all(fragment in text for fragment in fragments)
+
+
+def list_targets(commands: Commands) -> list[str]:
+    inner = [[target] if isinstance(target, str) else list_targets(target) for _, target in commands.values()]
+    return [target for targets in inner for target in targets]
+
+
+@pytest.mark.parametrize("target", list_targets(COMMANDS))
+def test_every_command_of_the_table_is_a_function_that_has_a_help(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        find_command(target)(["--help"])
+    assert capsys.readouterr().out.startswith("usage: some ")
 
 
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:

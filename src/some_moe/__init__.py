@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from some_moe.api import train
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
     from some_moe.fast import accelerate
     from some_moe.glass.api import analyze, report, trace
@@ -20,6 +21,7 @@ _HOMES = {
     "analyze": "some_moe.glass.api",
     "trace": "some_moe.glass.api",
     "report": "some_moe.glass.api",
+    "train": "some_moe.api",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
     "DataConfig": "some_moe.config",
@@ -39,6 +41,7 @@ __all__ = [
     "load",
     "report",
     "trace",
+    "train",
 ]
 
 

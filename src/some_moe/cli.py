@@ -5,8 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 FAILED = 1
 BAD_INPUT = 2
@@ -28,22 +27,6 @@ def read_numbers(flag: str, text: str, *, what: str, example: str, least: int = 
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"{flag} {text!r} names a {what} twice; name each once")
     return numbers
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command: a summary for the help, and what runs with the remaining arguments."""
-
-    summary: str
-    run: Callable[[list[str]], int]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Commands under one word."""
-
-    summary: str
-    commands: "dict[str, Command | Group]"
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,135 +65,36 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-def list_experiments(arguments: list[str]) -> int:
-    """Print every registered experiment, by series."""
-    parser = Parser("some experiments list", "List every published run, study and baseline, by series.")
-    parser.add_argument("--json", action="store_true", help="print an array of short objects")
-    wants_json = parser.parse(arguments).json
+# Each word with a summary, and either the commands below it or, as "module:function", the one of
+# `some_moe.commands` that runs with the remaining arguments. Nothing of it is imported before it is asked for.
+Commands: TypeAlias = "dict[str, tuple[str, Commands | str]]"
 
-    from some_moe.lab.listing import describe_all, format_listing
-    from some_moe.layout import Style
-
-    if wants_json:
-        return write_json(describe_all())
-    return write(format_listing(width=terminal_width(), style=Style(on_terminal())))
-
-
-def show_experiment(arguments: list[str]) -> int:
-    """Print all about one experiment."""
-    parser = Parser(
-        "some experiments show",
-        "Print one experiment: its config, what is assumed in it, its exact size, and what was published.",
-    )
-    parser.add_argument("name", metavar="NAME", help="a registered name, such as A1; case does not matter")
-    parser.add_argument("--json", action="store_true", help="print one object")
-    parsed = parser.parse(arguments)
-
-    from some_moe.lab.card import describe, format_card
-    from some_moe.lab.registry import find_experiment
-    from some_moe.layout import Style
-
-    experiment = find_experiment(parsed.name)
-    if parsed.json:
-        return write_json(describe(experiment))
-    return write(format_card(experiment, width=terminal_width(), style=Style(on_terminal())))
-
-
-def run_experiments(arguments: list[str]) -> int:
-    from some_moe.commands import experiments
-
-    return experiments.run_experiments(arguments)
-
-
-def compare_experiments(arguments: list[str]) -> int:
-    from some_moe.commands.results import compare_published
-
-    return compare_published(arguments)
-
-
-def document_experiments(arguments: list[str]) -> int:
-    from some_moe.commands.results import write_documents
-
-    return write_documents(arguments)
-
-
-def train(arguments: list[str]) -> int:
-    from some_moe.commands.training import train_model
-
-    return train_model(arguments)
-
-
-def evaluate(arguments: list[str]) -> int:
-    from some_moe.commands.training import evaluate_run
-
-    return evaluate_run(arguments)
-
-
-def generate(arguments: list[str]) -> int:
-    from some_moe.commands.training import generate_text
-
-    return generate_text(arguments)
-
-
-def analyze(arguments: list[str]) -> int:
-    from some_moe.commands.glassbox import analyze_run
-
-    return analyze_run(arguments)
-
-
-def bench_layer(arguments: list[str]) -> int:
-    from some_moe.commands import benchmarks
-
-    return benchmarks.bench_layer(arguments)
-
-
-def bench_step(arguments: list[str]) -> int:
-    from some_moe.commands import benchmarks
-
-    return benchmarks.bench_step(arguments)
-
-
-def trace(arguments: list[str]) -> int:
-    from some_moe.commands.tracing import trace_text
-
-    return trace_text(arguments)
-
-
-def report(arguments: list[str]) -> int:
-    from some_moe.commands.reporting import write_report
-
-    return write_report(arguments)
-
-
-COMMANDS = Group(
-    "SoME: a laboratory for self-organizing mixtures of experts",
-    {
-        "train": Command("train a model", train),
-        "eval": Command("score a trained model on text", evaluate),
-        "generate": Command("let a trained model write", generate),
-        "analyze": Command("look inside a run: usage, keys, movement, guilds", analyze),
-        "trace": Command("show which experts each token of a text uses", trace),
-        "report": Command("write a run, or a comparison of runs, as a page", report),
-        "experiments": Group(
-            "the registry: published runs, studies and baselines",
-            {
-                "list": Command("list them all, by series", list_experiments),
-                "show": Command("print all about one", show_experiment),
-                "run": Command("run some of them, on any data", run_experiments),
-                "compare": Command("set measured figures beside the published ones", compare_experiments),
-                "docs": Command("write the results as a document", document_experiments),
-            },
-        ),
-        "bench": Group(
-            "how fast it is, beside what others do",
-            {
-                "layer": Command("one layer's experts against their peers", bench_layer),
-                "step": Command("a whole training step", bench_step),
-            },
-        ),
-    },
-)
-"""Every command there is. A function named here imports what it needs when it runs, never before."""
+SUMMARY = "SoME: a laboratory for self-organizing mixtures of experts"
+COMMANDS: Commands = {
+    "train": ("train a model", "training:train_model"),
+    "eval": ("score a trained model on text", "training:evaluate_run"),
+    "generate": ("let a trained model write", "training:generate_text"),
+    "analyze": ("look inside a run: usage, keys, movement, guilds", "glassbox:analyze_run"),
+    "trace": ("show which experts each token of a text uses", "tracing:trace_text"),
+    "report": ("write a run, or a comparison of runs, as a page", "reporting:write_report"),
+    "experiments": (
+        "the registry: published runs, studies and baselines",
+        {
+            "list": ("list them all, by series", "registry:list_experiments"),
+            "show": ("print all about one", "registry:show_experiment"),
+            "run": ("run some of them, on any data", "experiments:run_experiments"),
+            "compare": ("set measured figures beside the published ones", "results:compare_published"),
+            "docs": ("write the results as a document", "results:write_documents"),
+        },
+    ),
+    "bench": (
+        "how fast it is, beside what others do",
+        {
+            "layer": ("one layer's experts against their peers", "benchmarks:bench_layer"),
+            "step": ("a whole training step", "benchmarks:bench_step"),
+        },
+    ),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -219,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" gets "?", not a traceback
     try:
-        code = dispatch("some", COMMANDS, arguments)
+        code = dispatch("some", SUMMARY, COMMANDS, arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -246,54 +130,52 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
-def dispatch(prog: str, group: Group, arguments: list[str]) -> int:
+def dispatch(prog: str, summary: str, commands: Commands, arguments: list[str]) -> int:
     """Run the command that the first words name, with the rest of them."""
+    options = {"--help": "print this help and stop"}
+    if commands is COMMANDS:
+        options["--version"] = "print the version and stop"
     if not arguments or arguments[0] in ("-h", "--help"):
-        return write(format_help(prog, group))
+        return write(format_help(prog, summary, commands, options))
     word, *rest = arguments
-    if group is COMMANDS and word == "--version":
+    if word == "--version" and word in options:
         from some_moe import __version__
 
         return write(f"some {__version__}\n")
-    if word not in group.commands:
-        raise UsageError(_refuse_word(prog, group, word))
-    chosen = group.commands[word]
-    if isinstance(chosen, Group):
-        return dispatch(f"{prog} {word}", chosen, rest)
+    if word not in commands:
+        raise UsageError(_refuse_word(prog, word, commands, options))
+    summary, target = commands[word]
+    if not isinstance(target, str):
+        return dispatch(f"{prog} {word}", summary, target, rest)
     try:
-        return chosen.run(rest)
+        return find_command(target)(rest)
     except SystemExit as stop:  # argparse leaves this way after --help
         return stop.code if isinstance(stop.code, int) else 0
 
 
-def _refuse_word(prog: str, group: Group, word: str) -> str:
-    for name, inner in group.commands.items():
-        if isinstance(inner, Group) and word in inner.commands:
+def find_command(target: str) -> Callable[[list[str]], int]:
+    """Import what "module:function" names."""
+    from importlib import import_module
+
+    module, _, name = target.partition(":")
+    found: Callable[[list[str]], int] = getattr(import_module(f"some_moe.commands.{module}"), name)
+    return found
+
+
+def _refuse_word(prog: str, word: str, commands: Commands, options: dict[str, str]) -> str:
+    for name, (_, inner) in commands.items():
+        if not isinstance(inner, str) and word in inner:
             return f"{word!r} is not a command of `{prog}`; did you mean `{prog} {name} {word}`?"
     if word.startswith("-"):
-        return f"{word} is not an option of `{prog}`{suggest(word, list(_options(group)), prog)}"
-    return f"{word!r} is not a command of `{prog}`{suggest(word, list(group.commands), prog)}"
+        return f"{word} is not an option of `{prog}`{suggest(word, list(options), prog)}"
+    return f"{word!r} is not a command of `{prog}`{suggest(word, list(commands), prog)}"
 
 
-def _options(group: Group) -> dict[str, str]:
-    options = {"--help": "print this help and stop"}
-    if group is COMMANDS:
-        options["--version"] = "print the version and stop"
-    return options
-
-
-def format_help(prog: str, group: Group) -> str:
+def format_help(prog: str, summary: str, commands: Commands, options: dict[str, str]) -> str:
     """Return the help of one level: its commands, and how to learn more."""
-    options = _options(group)
-    longest = max(map(len, [*group.commands, *options]))
-    lines = [
-        f"usage: {prog} COMMAND …",
-        "",
-        f"{group.summary[0].upper()}{group.summary[1:]}.",
-        "",
-        "commands:",
-    ]
-    lines += [f"  {name.ljust(longest)}  {command.summary}" for name, command in group.commands.items()]
+    longest = max(map(len, [*commands, *options]))
+    lines = [f"usage: {prog} COMMAND …", "", f"{summary[0].upper()}{summary[1:]}.", "", "commands:"]
+    lines += [f"  {name.ljust(longest)}  {meaning}" for name, (meaning, _) in commands.items()]
     lines += ["", "options:"]
     lines += [f"  {name.ljust(longest)}  {meaning}" for name, meaning in options.items()]
     lines += ["", f"`{prog} COMMAND --help` says more about a command."]

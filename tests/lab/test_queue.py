@@ -20,9 +20,9 @@ from some_moe.lab.queue import Queue, Signals, explain_failure
 from some_moe.lab.registry import EXPERIMENTS
 from some_moe.lab.registry.selection import select_experiments
 from some_moe.lab.scaling import Stories, scale
-from some_moe.training.display import Display
+from some_moe.sinks.display import Display
 from some_moe.training.loop import start, train
-from some_moe.training.recorder import RunFolder
+from some_moe.training.run_folder import RunFolder
 from tests.shared.tiny import A1, TINY
 
 

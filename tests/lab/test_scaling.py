@@ -12,9 +12,9 @@ from some_moe.lab.jobs import list_differences, make_jobs
 from some_moe.lab.measured import list_published_epochs, make_record
 from some_moe.lab.registry import EXPERIMENTS
 from some_moe.lab.scaling import Stories, count_stories, scale
-from some_moe.training.display import Display
+from some_moe.sinks.display import Display
 from some_moe.training.loop import start, train
-from some_moe.training.recorder import RunFolder, read_log
+from some_moe.training.run_folder import RunFolder, read_log
 from tests.shared.tiny import A1, TINY
 
 

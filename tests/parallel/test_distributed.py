@@ -18,9 +18,8 @@ from safetensors.torch import load_file
 from some_moe.cli import main
 from some_moe.config import ConfigError, TrainConfig
 from some_moe.parallel.distributed import BUCKET_BYTES, Team, digest_tensors, fill_buckets
-from some_moe.training.checkpoint import list_checkpoints
 from some_moe.training.machine import choose_machine
-from some_moe.training.recorder import read_log
+from some_moe.training.run_folder import list_checkpoints, read_log
 
 MEMBER = Path(__file__).with_name("team_member.py")
 PATIENCE_SECONDS = 60

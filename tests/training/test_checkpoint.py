@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from some_moe.config import ConfigError
-from some_moe.training.display import Display
+from some_moe.sinks.display import Display
 from some_moe.training.loop import start
-from some_moe.training.recorder import RunFolder
+from some_moe.training.run_folder import RunFolder
 from tests.shared.tiny import A1, TINY
 
 CONFIG = A1.config.override(TINY)

@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.registry.presets import smoke
+from some_moe.sinks.display import Display
 from some_moe.training import checkpoint as checkpoint_module
 from some_moe.training import loop as loop_module
-from some_moe.training.checkpoint import list_checkpoints
-from some_moe.training.display import Display
 from some_moe.training.loop import TrainingStoppedError, resume, start, train
-from some_moe.training.recorder import RunFolder, read_log
+from some_moe.training.run_folder import RunFolder, list_checkpoints, read_log
 
 CHANGES = {"data.train_subset_size": 48, "data.val_subset_size": 8, "train.sample_tokens": 8}
 

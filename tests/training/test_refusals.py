@@ -10,7 +10,7 @@ import pytest
 
 from some_moe.cli import main
 from some_moe.data.tokenizer import Tokenizer
-from some_moe.training.recorder import RunFolder
+from some_moe.training.run_folder import RunFolder
 from tests.shared.typed import SMOKE, edit_config, listing, refused
 
 pytestmark = pytest.mark.usefixtures("own_place")

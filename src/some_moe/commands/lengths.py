@@ -17,7 +17,7 @@ def evaluate_lengths(options: Namespace) -> int:
     from some_moe.commands.tables import format_lengths
     from some_moe.lab.lengths import score_run
     from some_moe.layout import Style
-    from some_moe.training.recorder import drop_nan
+    from some_moe.training.run_folder import drop_nan
 
     record = score_run(options.run, lengths, split=options.split, checkpoint=options.checkpoint, device=options.device)
     if options.json:

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -95,7 +94,7 @@ def describe_settings() -> str:
 
 def train_model(arguments: list[str]) -> int:
     """Train a model. torchrun starts several processes with the same arguments: the first alone speaks."""
-    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         return train_from_arguments(arguments)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
@@ -105,6 +104,10 @@ def train_model(arguments: list[str]) -> int:
     if code not in (0, INTERRUPTED):  # interrupted processes have met already
         time.sleep(FAREWELL_SECONDS)
     return code
+
+
+def is_first_process() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 def train_from_arguments(arguments: list[str]) -> int:
@@ -127,27 +130,25 @@ def train_from_arguments(arguments: list[str]) -> int:
         return write(describe_settings().lstrip() + "\n")
     overrides = parse_overrides(rest, prog)
     config = resolve_config(options.preset, options.config, overrides)
-
-    from some_moe.training.recorder import RunFolder
-
     if options.dry_run:
         return dry_run(config)
-    if options.out == "":
-        raise UsageError("--out is empty; give a folder, or leave it out")
-    folder = RunFolder(options.out or f"runs/{config.name}")
-    whole = config if options.preset or options.config else None  # else a run that is resumed is asked for these alone
-    return run_training(config, Asked(whole, overrides), folder, options.resume, options.init_from)
 
+    from some_moe.api import find_folder, train
+    from some_moe.commands.tables import format_result
+    from some_moe.layout import Style
+    from some_moe.training.stopping import TrainingStoppedError
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line says of a run's config, to be compared with that of a run that is resumed."""
-
-    whole: RunConfig | None
-    overrides: dict[str, Any]
-
-    def apply(self, saved: RunConfig) -> RunConfig:
-        return self.whole or saved.override(self.overrides)
+    folder, _ = find_folder(options.out, config, options.resume)
+    if options.resume and folder.exists() and not (options.preset or options.config):
+        config = folder.read_config().override(overrides)  # what the command line does not name stays as it is there
+    try:
+        run = train(config, out=options.out, resume=options.resume, init_from=options.init_from)
+    except TrainingStoppedError as stop:
+        if is_first_process():
+            print(f"some: {stop}", file=sys.stderr)
+        return stop.code
+    assert run.result is not None
+    return write(format_result(str(run.path), run.result, width=terminal_width(), style=Style(on_terminal())))
 
 
 def resolve_config(preset: str | None, file: str | None, overrides: dict[str, Any]) -> RunConfig:
@@ -163,99 +164,8 @@ def resolve_config(preset: str | None, file: str | None, overrides: dict[str, An
     return base.override(overrides)
 
 
-def run_training(config: RunConfig, asked: Asked, folder: Any, resume_from: str | None, init_from: str | None) -> int:
-    from some_moe.parallel.distributed import Team
-    from some_moe.training.stopping import TrainingStoppedError
-
-    team = Team.from_environment()
-    try:
-        with team:
-            return run_in_team(team, config, asked, folder, resume_from, init_from)
-    except TrainingStoppedError as stop:
-        if team.leads:
-            print(f"some: {stop}", file=sys.stderr)
-        return stop.code
-
-
-def run_in_team(
-    team: Any, config: RunConfig, asked: Asked, folder: Any, resume_from: str | None, init_from: str | None
-) -> int:
-    from some_moe.training.display import Display, choose_display
-    from some_moe.training.loop import resume, start, train
-    from some_moe.training.machine import settle_experts
-    from some_moe.training.recorder import ReadOnlyFolder, command_line
-    from some_moe.training.runs import find_checkpoint, find_run
-
-    display = choose_display() if team.leads else Display()
-    place = None
-    config = settle_experts(config)
-    if resume_from is not None and resume_from != "auto":
-        folder, place = find_run(resume_from)
-    if not team.leads:
-        folder = ReadOnlyFolder(folder.path)
-    if resume_from is not None and folder.exists():
-        if init_from is not None:
-            raise UsageError(
-                f"--init-from {init_from} begins a run, but {str(folder)!r} has begun already; leave it out to resume "
-                "that run, or choose another --out"
-            )
-        refuse_other_config(folder, asked)
-        finished = folder.read_result()
-        if finished is not None and place is None:
-            display.say(f"{folder} is finished already")
-            return report(folder, finished)
-        place = place or folder.newest_checkpoint()
-        with team.setting_up():
-            trainer = resume(folder, display, place, team)
-        display.say(f"resuming {folder} at step {trainer.progress.step} of {trainer.total_steps}")
-    else:
-        source = None if init_from is None else find_checkpoint(init_from)
-        with team.setting_up():
-            trainer = start(config, folder, display, command_line(), source, team)
-    describe_start(trainer)
-    return report(folder, train(trainer))
-
-
-def refuse_other_config(folder: Any, asked: Asked) -> None:
-    """A resumed run keeps its config: name what the command line would change."""
-    from some_moe.lab.jobs import list_differences
-
-    saved = folder.read_config()
-    differing = list_differences(saved, asked.apply(saved))
-    if differing:
-        raise ConfigError(
-            f"{str(folder)!r} was started with another config: {', '.join(differing)}; resume it without these "
-            "settings, or begin a new run with its weights by --init-from"
-        )
-
-
-def describe_start(trainer: Any) -> None:
-    data, display = trainer.dataset, trainer.display
-    device = trainer.team.describe(trainer.machine.describe())
-    trainable, total = trainer.model.count_parameters()
-    ids = len(data.train.ids)
-    display.say(
-        f"{len(data.train):,} training stories, {ids:,} tokens, vocabulary {data.tokenizer.vocab_size:,}; "
-        f"{trainable:,} parameters trained of {total:,}; {trainer.total_steps:,} steps on {device}"
-    )
-    if data.duplicates:
-        display.say(f"{data.duplicates:,} repeated stories were left out")
-    if data.train.num_cut:
-        share = data.train.num_cut / (ids + data.train.num_cut)
-        display.say(
-            f"{share:.1%} of the training tokens lie beyond seq_len {trainer.config.data.seq_len} and are cut off"
-        )
-
-
-def report(folder: Any, result: dict[str, Any]) -> int:
-    from some_moe.commands.tables import format_result
-    from some_moe.layout import Style
-
-    return write(format_result(str(folder), result, width=terminal_width(), style=Style(on_terminal())))
-
-
 def dry_run(config: RunConfig) -> int:
-    from some_moe.training.estimate import estimate
+    from some_moe.lab.estimate import estimate
     from some_moe.training.machine import settle_experts
 
     config = settle_experts(config)
@@ -290,34 +200,12 @@ def evaluate_run(arguments: list[str]) -> int:
         )
 
     from some_moe.commands.tables import format_evaluation
-    from some_moe.data.batches import encode_rows
-    from some_moe.data.dataset import prepare
-    from some_moe.data.sources import read_path
     from some_moe.layout import Style
-    from some_moe.training.evaluate import evaluate
-    from some_moe.training.machine import choose_machine
     from some_moe.training.runs import load
 
-    run = load(options.run, checkpoint=options.checkpoint)
-    machine = choose_machine(run.config.train.override({"device": options.device}))
-    own = None
-    if options.data is None or options.trigram:
-        own = prepare(run.config.data, run.config.model.vocab_size, run.tokenizer)
-    if options.data is not None:
-        texts = [text for part in read_path(Path(options.data), run.config.data).values() for text in part]
-        rows = encode_rows(texts, run.tokenizer, run.config.data.seq_len)
-    else:
-        rows = getattr(own, options.split)
-    model = machine.adopt(run.model)
-    found = evaluate(model, rows, run.config, run.tokenizer.token_bytes(), machine.device, adapt=options.adapt)
-    source = options.data or f"{options.split} split"
-    record = {"run": str(run.path), "step": run.step, "data": source, "adapt": options.adapt} | found.to_dict()
-    if own is not None and options.trigram:
-        from some_moe.metrics.trigram import Trigram
-
-        vocab_size = run.tokenizer.vocab_size
-        trigram = Trigram.fit_tuned(own.train.to_lists(), own.valid.to_lists(), vocab_size)
-        record |= {"trigram_loss": trigram.loss(rows.to_lists()), "trigram_discount": trigram.discount}
+    record = load(options.run, checkpoint=options.checkpoint).evaluate(
+        options.split, data=options.data, adapt=options.adapt, trigram=options.trigram, device=options.device
+    )
     if options.json:
         return write_json(record)
     return write(format_evaluation(record, width=terminal_width(), style=Style(on_terminal())))
@@ -348,20 +236,13 @@ def generate_text(arguments: list[str]) -> int:
         raise UsageError("--prompt is not UTF-8; convert it")
 
     from some_moe.training.runs import default_device, load
-    from some_moe.training.samples import stream_text
 
     run = load(options.run, checkpoint=options.checkpoint, device=default_device())
+    chosen = {"temperature": options.temperature, "top_p": options.top_p}
     for number in range(options.count):
+        pieces = run.generate(options.prompt, options.max_tokens, seed=options.seed + number, **chosen)
         write(("" if number == 0 else "\n") + options.prompt)
-        for piece in stream_text(
-            run.model,
-            run.tokenizer,
-            options.prompt,
-            options.max_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            seed=options.seed + number,
-        ):
+        for piece in pieces:
             write(piece)
             sys.stdout.flush()
         write("\n")

@@ -33,6 +33,19 @@ class RunConfig(Config):
         rows = self.data.batch_size
         return rows * max(1, math.ceil((self.train.global_batch_tokens or 0) / (rows * self.data.seq_len)))
 
+    def count_steps(self, num_rows: int) -> int:
+        """Optimizer steps of a run over so many training rows; the last partial step of an epoch is dropped."""
+        steps = num_rows // self.rows_a_step * self.train.epochs
+        return min(steps, self.train.max_steps or steps)
+
+    @property
+    def known_steps(self) -> int | None:
+        """Optimizer steps where the config alone tells; None where the data must be read."""
+        num_rows = self.data.train_subset_size  # one story is one row, unless they are packed
+        if num_rows is None or self.data.batching == "packed":
+            return self.train.max_steps
+        return self.count_steps(num_rows)
+
     @model_validator(mode="after")
     def _check_rooms_agree(self) -> Self:
         if self.format_version > FORMAT_VERSION:

@@ -11,7 +11,7 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.lab.registry.records import Experiment
 from some_moe.lab.scaling import Schedule, count_stories, scale
-from some_moe.training.recorder import RunFolder
+from some_moe.training.run_folder import RunFolder
 
 Standing = Literal["new", "begun", "done"]
 

@@ -21,9 +21,9 @@ from some_moe.data.dataset import prepare
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from some_moe.lab.jobs import hide_place
 from some_moe.model.transformer import SomeLM
+from some_moe.training.environment import describe_program
 from some_moe.training.evaluate import evaluate, evaluation_batches
 from some_moe.training.machine import choose_machine
-from some_moe.training.recorder import describe_program
 from some_moe.training.runs import load
 
 

@@ -11,7 +11,8 @@ from some_moe.data.dataset import prepare
 from some_moe.files import write_whole
 from some_moe.lab.jobs import Job, hide_place
 from some_moe.lab.scaling import Schedule
-from some_moe.training.recorder import RunFolder, describe_program, drop_nan, read_log
+from some_moe.training.environment import describe_program
+from some_moe.training.run_folder import RunFolder, drop_nan, read_log
 
 LOSSES = ("val_loss", "val_loss_on_padding", "val_loss_padded", "perplexity", "bits_per_byte")
 USAGE = ("gini", "entropy_bits", "experts_used")  # of the middle layer, as the reports print it

@@ -95,8 +95,8 @@ def scale(config: RunConfig, stories: Stories) -> tuple[RunConfig, Schedule]:
             f"data.source {data.source!r} gives {stories.train} training stories, fewer than one step of {rows}; "
             "lower data.batch_size or give more stories"
         )
-    asked_steps_an_epoch = steps_an_epoch if data.train_subset_size is None else data.train_subset_size // rows
-    steps = min(asked_steps_an_epoch * train.epochs, train.max_steps or 10**12)
+    asked_stories = stories.train if data.train_subset_size is None else data.train_subset_size
+    asked_steps_an_epoch, steps = asked_stories // rows, config.count_steps(asked_stories)
     scaled = not packed and steps_an_epoch != asked_steps_an_epoch
     schedule = Schedule(
         stories=stories,

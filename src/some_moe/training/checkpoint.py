@@ -7,7 +7,6 @@ seed and a checksum), `optimizer.safetensors` and `state.json`, which carries a 
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from torch import Tensor
 
 from some_moe.config import FORMAT_VERSION, ConfigError
 from some_moe.files import write_beside, write_whole
+from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
+from some_moe.training.run_folder import CURE, list_checkpoints, read_state_file
 
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 
@@ -65,11 +66,14 @@ def restore_optimizer(model: SomeLM, optimizer: torch.optim.Optimizer, tensors: 
         optimizer.state[parameter][part] = value.to(device)
 
 
+def list_remade(model: SomeLM) -> list[ExpertLibrary]:
+    """The libraries whose weights are not in the checkpoint, but made again."""
+    return [library for library in model.libraries if not library.trained and library.init_method != "orthogonal"]
+
+
 def describe_libraries(model: SomeLM) -> list[dict[str, Any]]:
-    """Seed and checksum of each library whose weights are not in the checkpoint."""
-    return [
-        library.describe() for library in model.libraries if not library.trained and library.init_method != "orthogonal"
-    ]
+    """Seed and checksum of each library that is made again."""
+    return [library.describe() for library in list_remade(model)]
 
 
 def save_checkpoint(
@@ -96,14 +100,6 @@ def save_checkpoint(
     return place
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name))]
-    return [path for _, path in sorted(found)]
-
-
 def prune_checkpoints(folder: Path, keep_last: int, best_step: int | None) -> None:
     """Remove all but the last few and the best, and whatever a killed process left half-written."""
     kept = list_checkpoints(folder)[-keep_last:]
@@ -115,37 +111,22 @@ def prune_checkpoints(folder: Path, keep_last: int, best_step: int | None) -> No
 
 
 def read_state(place: Path) -> dict[str, Any]:
-    """Read and verify a checkpoint's state.json and the files that it vouches for."""
-    try:
-        state: dict[str, Any] = json.loads((place / "state.json").read_text(encoding="utf-8"))
-        version, hashes = state["format_version"], state["hashes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{str(place)!r} is not a whole checkpoint: its state.json cannot be read; {CURE}") from None
-    if version > FORMAT_VERSION:
-        raise ConfigError(
-            f"{str(place)!r} has format version {version}, newer than this program's {FORMAT_VERSION}; update some-moe"
-        )
+    """Read a checkpoint's state.json and verify the files that it vouches for."""
+    state = read_state_file(place)
     for name in TENSOR_FILES:
         path = place / name
         if not path.is_file():
             raise ConfigError(f"{str(place)!r} is not a whole checkpoint: {name} is missing; {CURE}")
-        if _hash_file(path) != hashes.get(name):
+        if _hash_file(path) != state["hashes"].get(name):
             raise ConfigError(f"{str(path)!r} is truncated or was changed since it was written; {CURE}")
     return state
-
-
-CURE = "remove that folder to use the checkpoint before it, or restore it"
 
 
 def load_model(place: Path, model: SomeLM, state: dict[str, Any]) -> None:
     """Load the trained parameters and key stores, and check that the experts are those that it was trained with."""
     saved = load_file(place / "model.safetensors")
     refuse_other_shapes(place, saved, model.state_dict())
-    for library, description in zip(
-        (lib for lib in model.libraries if not lib.trained and lib.init_method != "orthogonal"),
-        state["libraries"],
-        strict=True,
-    ):
+    for library, description in zip(list_remade(model), state["libraries"], strict=True):
         library.verify(description)
     model.load_state_dict(saved)
 

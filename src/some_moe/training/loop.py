@@ -21,6 +21,7 @@ from some_moe.hashing import derive_key
 from some_moe.metrics.usage import gini
 from some_moe.parallel.distributed import ALONE, Team, TeamError, digest_tensors
 from some_moe.sinks.board import Board
+from some_moe.sinks.display import Display
 from some_moe.training.checkpoint import (
     describe_libraries,
     load_model,
@@ -29,11 +30,10 @@ from some_moe.training.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from some_moe.training.display import Display
 from some_moe.training.evaluate import Evaluation, evaluate
 from some_moe.training.machine import Machine, choose_machine
-from some_moe.training.recorder import RunFolder
 from some_moe.training.result import epoch_record, make_result
+from some_moe.training.run_folder import RunFolder
 from some_moe.training.samples import sample_text
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
@@ -89,7 +89,7 @@ class Trainer:
                 f"of {rows_a_step}; lower data.batch_size or give more stories"
             )
         self.steps_an_epoch = len(self.batches)
-        self.total_steps = min(self.steps_an_epoch * config.train.epochs, config.train.max_steps or 10**12)
+        self.total_steps = config.count_steps(self.batches.num_rows)
         self.model = self.machine.make_model(config)
         self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, team)
         self.optimizer = self.stepper.optimizer

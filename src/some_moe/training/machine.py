@@ -11,8 +11,8 @@ from torch import Tensor
 from some_moe.config import ConfigError, RunConfig, TrainConfig
 from some_moe.model.transformer import SomeLM
 from some_moe.parallel.distributed import ALONE, Team
+from some_moe.training.environment import describe_device
 from some_moe.training.optim import Optimizer, make_optimizer
-from some_moe.training.recorder import describe_device
 from some_moe.training.step import Stepper
 
 

@@ -1,75 +1,141 @@
-"""A finished or living run, opened again: its config, tokenizer and model."""
+"""A finished or living run, opened again: its config, tokenizer, figures and model."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
+from some_moe.config import RunConfig
+from some_moe.training.run_folder import RunFolder, read_log
 
-from some_moe.config import ConfigError, RunConfig
-from some_moe.data.tokenizer import Tokenizer
-from some_moe.model.transformer import SomeLM
-from some_moe.training.checkpoint import list_checkpoints, load_model, read_state
-from some_moe.training.recorder import RunFolder
+if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
+    from some_moe.data.tokenizer import Tokenizer
+    from some_moe.model.transformer import SomeLM
 
 
-@dataclass(frozen=True)
 class Run:
-    """What `load` returns."""
+    """What `train` and `load` return. The parts that are not given are read when they are first asked for."""
 
-    path: Path
-    config: RunConfig
-    tokenizer: Tokenizer
-    model: SomeLM
-    step: int
+    def __init__(
+        self,
+        path: Path,
+        config: RunConfig,
+        tokenizer: "Tokenizer | None" = None,
+        model: "SomeLM | None" = None,
+        step: int | None = None,
+        *,
+        result: dict[str, Any] | None = None,
+        checkpoint: str = "best",
+        device: str = "cpu",
+    ) -> None:
+        self.path, self.config = path, config
+        self._folder, self._checkpoint, self._device = RunFolder(path), checkpoint, device
+        given = {"tokenizer": tokenizer, "model": model, "step": step, "result": result}
+        self.__dict__.update({name: part for name, part in given.items() if part is not None})
+
+    @cached_property
+    def checkpoint(self) -> Path:
+        """The checkpoint that the model is read from."""
+        return self._folder.choose_checkpoint(self._checkpoint)
+
+    @cached_property
+    def step(self) -> int:
+        """The step at which that checkpoint was saved."""
+        return int(self.checkpoint.name.removeprefix("step-"))
+
+    @cached_property
+    def tokenizer(self) -> "Tokenizer":
+        return self._folder.read_tokenizer()
+
+    @cached_property
+    def result(self) -> dict[str, Any] | None:
+        """result.json: the figures of a finished run; None where it has not finished."""
+        return self._folder.read_result()
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: logged steps (train_loss) and evaluations (val_loss)."""
+        return read_log(self.path / "metrics.jsonl")
+
+    @cached_property
+    def model(self) -> "SomeLM":
+        """The model with the checkpoint's weights and keys, ready to use."""
+        from some_moe.model.transformer import SomeLM
+        from some_moe.training.checkpoint import load_model, read_state
+
+        if not self.checkpoint.is_dir():  # a run that goes on training has removed it since
+            for chosen in ("checkpoint", "step"):
+                self.__dict__.pop(chosen, None)
+        config, state = self.config, read_state(self.checkpoint)
+        model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)
+        load_model(self.checkpoint, model, state)
+        return model.eval()
+
+    def evaluate(
+        self,
+        split: str = "test",
+        *,
+        data: str | Path | None = None,
+        adapt: bool = False,
+        trigram: bool = False,
+        device: str = "auto",
+    ) -> dict[str, Any]:
+        """Honest losses on a split of the run's own data, or on all text of `data`, a file or folder.
+
+        adapt: let the keys move after each batch has been scored. trigram: score a Kneser–Ney trigram of the train
+        split too. device: where the model is brought to be scored, and stays.
+        """
+        from some_moe.data.batches import encode_rows
+        from some_moe.data.dataset import prepare
+        from some_moe.data.sources import read_path
+        from some_moe.training.evaluate import evaluate
+        from some_moe.training.machine import choose_machine
+
+        config, tokenizer, model = self.config, self.tokenizer, self.model
+        machine = choose_machine(config.train.override({"device": device}))
+        own = prepare(config.data, config.model.vocab_size, tokenizer) if data is None or trigram else None
+        if data is None:
+            rows = getattr(own, split)
+        else:
+            texts = [text for part in read_path(Path(data), config.data).values() for text in part]
+            rows = encode_rows(texts, tokenizer, config.data.seq_len)
+        model = machine.adopt(model)
+        found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
+        source = f"{split} split" if data is None else str(data)
+        record = {"run": str(self.path), "step": self.step, "data": source, "adapt": adapt} | found.to_dict()
+        if own is not None and trigram:
+            from some_moe.metrics.trigram import Trigram
+
+            counted = Trigram.fit_tuned(own.train.to_lists(), own.valid.to_lists(), tokenizer.vocab_size)
+            record |= {"trigram_loss": counted.loss(rows.to_lists()), "trigram_discount": counted.discount}
+        return record
+
+    def generate(self, prompt: str = "", max_tokens: int = 300, **options: float | int) -> Iterator[str]:
+        """Yield the continuation of a prompt, piece by piece. Options: temperature, top_p, seed."""
+        from some_moe.training.samples import stream_text
+
+        return stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        from some_moe.training.portrait import describe_run
+
+        return describe_run(self)
+
+    def _repr_html_(self) -> str:
+        from some_moe.training.portrait import draw_run
+
+        return draw_run(self)
 
 
 def load(path: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Run:
     """Open a run folder with the model of its best, last or a named checkpoint (step-N), ready to use."""
     folder = RunFolder(path)
-    config = folder.read_config()
-    place = choose_checkpoint(folder, checkpoint)
-    state = read_state(place)
-    model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=device)
-    load_model(place, model, state)
-    model.eval()
-    return Run(folder.path, config, folder.read_tokenizer(), model, int(state["step"]))
-
-
-def choose_checkpoint(folder: RunFolder, which: str) -> Path:
-    """Find the checkpoint called best, last or step-N."""
-    found = list_checkpoints(folder.checkpoints)
-    if not found:
-        raise ConfigError(f"{str(folder)!r} has no checkpoint yet; wait for its first one, or train it")
-    if which == "last":
-        return found[-1]
-    if which == "best":
-        best = read_state(found[-1])["best_step"]
-        return next((place for place in found if place.name == f"step-{best}"), found[-1])
-    for place in found:
-        if place.name == which:
-            return place
-    names = ", ".join(place.name for place in found)
-    raise ConfigError(f"{str(folder)!r} has no checkpoint {which!r}; it has {names} (or say best or last)")
-
-
-def find_checkpoint(path: str | Path) -> Path:
-    """A checkpoint folder, or the best checkpoint of a run folder."""
-    path = Path(path)
-    if (path / "state.json").is_file():
-        return path
-    folder = RunFolder(path)
-    folder.read_config()
-    return choose_checkpoint(folder, "best")
-
-
-def find_run(path: str | Path) -> tuple[RunFolder, Path | None]:
-    """What to resume: a run folder, and its checkpoint where `path` is one."""
-    path = Path(path)
-    is_checkpoint = (path / "state.json").is_file()
-    folder = RunFolder(path.parent.parent if is_checkpoint else path)
-    folder.read_config()  # refuses what is no run
-    return folder, path if is_checkpoint else None
+    run = Run(folder.path, folder.read_config(), checkpoint=checkpoint, device=device)
+    run.checkpoint  # noqa: B018 - one that is not there is refused now
+    return run
 
 
 def default_device() -> str:
+    import torch
+
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 ECHO_SECONDS = 2.0  # a signal that follows the first so soon is the same one, passed on
@@ -47,8 +47,6 @@ class Interrupts:
             self.previous = {}  # not in the main thread: signals belong to somebody else
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)

@@ -1,11 +1,8 @@
-"""What a run folder holds, read without a model and without torch, whatever state the run was left in.
+"""A run as the glass box sees it, read without a model and without torch: what it holds, and what is missing.
 
 Shapes: E experts, D model width.
 """
 
-import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from some_moe.config import ConfigError, RunConfig
+from some_moe.training.run_folder import RunFolder, list_steps, read_log
 
 UNFINISHED = "training or killed"  # the two look alike from outside
 
@@ -80,73 +78,40 @@ class RunRecord:
 
 def read_run(path: str | Path) -> RunRecord:
     """Read a run folder: finished, still training, killed, or with parts missing. Only config.yaml must be there."""
-    path = Path(path)
-    if not (path / "config.yaml").is_file():
-        raise ConfigError(f"{str(path)!r} is not a run: it has no config.yaml; give a folder made by `some train`")
-    config = RunConfig.load(path / "config.yaml")
+    folder = RunFolder(path)
     damaged: list[str] = []
-    lines = _read_lines(path / "metrics.jsonl", damaged)
-    samples = _read_lines(path / "samples.jsonl", damaged)
-    result = _read_object(path / "result.json", damaged)
-    env = _read_object(path / "env.json", damaged)
-    snapshots = _find_snapshots(path / "keys", damaged)
+    config = folder.read_config()
+    lines, samples = (read_log(folder.path / name, damaged) for name in ("metrics.jsonl", "samples.jsonl"))
+    result, env = (_read_object(folder, name, damaged) for name in ("result.json", "env.json"))
     record = RunRecord(
-        path=path,
+        path=folder.path,
         config=config,
         env=env or {},
         steps=[line for line in lines if "train_loss" in line],
         evaluations=[line for line in lines if "val_loss" in line],
         result=result,
         samples=samples,
-        snapshots=snapshots,
-        checkpoints=_find_checkpoints(path / "checkpoints"),
+        snapshots=_find_snapshots(folder.snapshots, damaged),
+        checkpoints=tuple(s for s, place in list_steps(folder.checkpoints).items() if (place / "state.json").is_file()),
         status=UNFINISHED if result is None else str(result.get("status", "finished")),
         missing=(),
     )
     return replace(record, missing=(*damaged, *_describe_missing(record)))
 
 
-def _read_lines(path: Path, damaged: list[str]) -> list[dict[str, Any]]:
-    """The records of a log; lines that cannot be read are left out and named."""
-    if not path.is_file():
-        return []
-    records, bad = [], []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            record = None
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            records.append(record)
-        else:
-            bad.append(number)
-    if bad == [len(lines)]:
-        damaged.append(f"The last line of {path.name} is unfinished and left out, as when a run is killed in writing.")
-    elif bad:
-        listed = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        damaged.append(f"{path.name} cannot be read at line {listed}: what stood there is left out.")
-    return records
-
-
-def _read_object(path: Path, damaged: list[str]) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
+def _read_object(folder: RunFolder, name: str, damaged: list[str]) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        damaged.append(f"{path.name} is damaged and left out.")
+        return folder.read_object(name)
+    except ConfigError:
+        damaged.append(f"{name} is damaged and left out.")
         return None
-    return found
 
 
 def _find_snapshots(folder: Path, damaged: list[str]) -> KeySnapshots:
     """The snapshots whose header can be read, by step."""
     found: dict[int, Path] = {}
     layers: set[int] = set()
-    for step, path in _numbered(folder, r"step-(\d+)\.safetensors"):
+    for step, path in list_steps(folder, ".safetensors").items():
         try:
             with safe_open(path, framework="numpy") as file:
                 names = list(file.keys())
@@ -156,16 +121,6 @@ def _find_snapshots(folder: Path, damaged: list[str]) -> KeySnapshots:
         found[step] = path
         layers |= {int(name.removesuffix(".keys")) for name in names if name.endswith(".keys")}
     return KeySnapshots(files=found, layers=tuple(sorted(layers)))
-
-
-def _find_checkpoints(folder: Path) -> tuple[int, ...]:
-    return tuple(step for step, path in _numbered(folder, r"step-(\d+)") if (path / "state.json").is_file())
-
-
-def _numbered(folder: Path, pattern: str) -> Sequence[tuple[int, Path]]:
-    if not folder.is_dir():
-        return []
-    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(pattern, path.name)))
 
 
 def _describe_missing(run: RunRecord) -> list[str]:

@@ -8,7 +8,7 @@ from statistics import mean
 
 from some_moe.glass.page.blocks import Block, Card, Cards, Fold, Notice, Section, Table, Text
 from some_moe.glass.page.tables import Record, Show, figure, interval, make_table, number, signed, word
-from some_moe.layout import Column, number_columns
+from some_moe.layout import Column
 
 SHOWN_SUPPORTED, SHOWN_OTHERS = 12, 4
 SHOWN_WORDS, SHOWN_EXCERPTS = 10, 4
@@ -62,7 +62,7 @@ def _introduce(found: Record) -> str:
 def _count_survivors(found: Record) -> list[Block]:
     """How many candidates passed each test, here and in the control run."""
     headers = ("Candidates", "beyond shuffled labels", "beyond random keys", "and hurt when taken away")
-    columns = [Column("Run"), *number_columns(*headers)]
+    columns = [Column("Run"), *(Column(header, numeric=True) for header in headers)]
     rows = []
     control = found.get("control") or {}
     for name, record in (("this run", found), (f"control: {control.get('run', '')}", control)):
@@ -131,7 +131,7 @@ def _evidence_table(guild: Record) -> Table:
         ["Taken away: others", signed(knockout.get("other_change")), signed(knockout.get("random_other_change")), ""],
         ["Its words suffer more", signed(knockout.get("effect")), "", show_p(p_knockout)],
     ]  # fmt: skip
-    columns = [Column("Test"), *number_columns("Group", "Control", "p")]
+    columns = [Column("Test"), *(Column(header, numeric=True) for header in ("Group", "Control", "p"))]
     return Table(columns, [row for row in rows if any(cell not in ("", "–") for cell in row[1:])])
 
 

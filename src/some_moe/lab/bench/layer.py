@@ -26,7 +26,7 @@ from some_moe.lab.bench.shapes import Chip, LayerShape, find_chip, layer_bytes, 
 from some_moe.lab.bench.timing import Clock, Task, Timing, time_in_turns, wait_for
 from some_moe.lab.bench.variants import Mix, UnavailableError, Variant
 from some_moe.metrics.usage import count_selections, summarize_usage
-from some_moe.training.recorder import describe_device
+from some_moe.training.environment import describe_device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ import torch
 
 from some_moe.config import ConfigError
 from some_moe.files import write_whole
-from some_moe.training.recorder import describe_device, describe_environment, drop_nan
+from some_moe.training.environment import describe_device, describe_environment
+from some_moe.training.run_folder import drop_nan
 
 OUTPUT_FLAGS = ("--json", "--markdown")
 

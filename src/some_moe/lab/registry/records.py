@@ -100,12 +100,7 @@ class Experiment:
     @property
     def steps(self) -> int | None:
         """Optimizer steps, or None where the number of stories or of rows is not known beforehand."""
-        data, train = self.config.data, self.config.train
-        if data.train_subset_size is None or data.batching == "packed":
-            return train.max_steps
-        # One story is one row, and the last partial step is dropped.
-        steps = data.train_subset_size // self.config.rows_a_step * train.epochs
-        return min(steps, train.max_steps or steps)
+        return self.config.known_steps
 
     @property
     def parameters(self) -> ParameterCount:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from some_moe.data.batches import Batch
+from some_moe.lab import estimate
 from some_moe.model.transformer import SomeLM
-from some_moe.training import estimate
 from some_moe.training.machine import settle_experts
 from tests.shared.tiny import A1, TINY
 

@@ -22,7 +22,7 @@ def estimate(config: RunConfig) -> str:
         f"parameters: {count.trainable:,} trained of {count.total:,} ({count.trainable / count.total:.2%})",
         f"memory: about {memory / GIB:.1f} GiB on {machine.describe()}",
     ]
-    steps = known_steps(config)
+    steps = config.known_steps
     lines.append("steps: known once the data is read" if steps is None else f"steps: {steps:,}")
     room = available_memory(machine)
     if memory > 0.8 * room:
@@ -34,14 +34,6 @@ def estimate(config: RunConfig) -> str:
     total = "" if steps is None else f", about {describe_seconds(seconds * steps)} for the run, evaluation apart"
     lines.append(f"time: {seconds:.3f} s for a full step of {config.rows_a_step} rows{total}")
     return "\n".join(lines) + "\n"
-
-
-def known_steps(config: RunConfig) -> int | None:
-    """Steps of the run, where the config alone tells; None where the data must be read."""
-    size = config.data.train_subset_size
-    if size is None or config.data.batching == "packed":
-        return config.train.max_steps
-    return min(size // config.rows_a_step * config.train.epochs, config.train.max_steps or 10**12)
 
 
 def estimate_memory(config: RunConfig, trainable: int, total: int, machine: Machine) -> float:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from some_moe.training.display import PlainDisplay
+from some_moe.sinks.display import PlainDisplay
 
 
 def test_lines_are_printed_as_they_come(capsys: pytest.CaptureFixture[str]) -> None:

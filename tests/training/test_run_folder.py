@@ -5,6 +5,7 @@ And what a run says of where it comes from.
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import torch
 import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config import base as base_module
+from some_moe.sinks.display import Display
 from some_moe.training import checkpoint as checkpoint_module
-from some_moe.training import recorder as recorder_module
-from some_moe.training.checkpoint import list_checkpoints
-from some_moe.training.display import Display
+from some_moe.training import environment as environment_module
+from some_moe.training import run_folder as run_folder_module
+from some_moe.training.environment import describe_program
 from some_moe.training.loop import Trainer, resume, start, train
-from some_moe.training.recorder import RunFolder, describe_program
+from some_moe.training.run_folder import RunFolder, list_checkpoints, read_log
 from tests.shared.tiny import A1, TINY
 
 CONFIG = A1.config.override(TINY)
@@ -59,7 +61,7 @@ def test_a_start_that_was_killed_does_not_stand_in_the_way(
         to.write_text(text)
 
     with monkeypatch.context() as patch:
-        for module in (recorder_module, checkpoint_module, base_module):
+        for module in (run_folder_module, checkpoint_module, base_module):
             patch.setattr(module, "write_whole", write_half)
         with pytest.raises(DiedError):
             begin(path, init_from=place)
@@ -117,6 +119,58 @@ def test_a_run_that_began_and_ended_meanwhile_is_not_written_over(tmp_path: Path
     assert folder.tokenizer_file.read_text() != "{}"
 
 
+def write_log(folder: RunFolder, *lines: str) -> Path:
+    path = folder.path / "metrics.jsonl"
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def test_going_back_keeps_good_lines_behind_a_damaged_one_and_the_damaged_one_too(tmp_path: Path) -> None:
+    path = write_log(RunFolder(tmp_path), '{"step": 1}', "###", '{"step": 2}', '{"step": 3}', '{"st')
+    RunFolder(tmp_path).cut_back(2)
+    assert path.read_text() == '{"step": 1}\n###\n{"step": 2}\n'
+    damaged: list[str] = []
+    assert read_log(path, damaged) == [{"step": 1}, {"step": 2}]
+    assert damaged == ["metrics.jsonl cannot be read at line 2: what stood there is left out."]
+    RunFolder(tmp_path).cut_back(-1)
+    assert path.read_text() == ""
+
+
+def test_lines_that_tell_no_step_and_logs_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    path = write_log(RunFolder(tmp_path), "[1]", '{"step": 1}', '{"loss": 2}')
+    assert read_log(path) == [{"step": 1}]
+    assert read_log(tmp_path / "samples.jsonl") == []
+
+
+def test_a_damaged_result_is_refused_with_its_cure(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"result.json' is damaged; restore it, or remove it and resume the run"):
+        RunFolder(tmp_path).read_result()
+
+
+def test_a_run_folder_is_read_without_torch() -> None:
+    script = "import sys, some_moe.training.run_folder; print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({}, 30),  # 80 rows make ten steps of eight, three times
+        ({"train.max_steps": 7}, 7),
+        ({"train.max_steps": 70}, 30),
+        ({"train.global_batch_tokens": 3 * 8 * 64}, 9),  # 24 rows a step
+    ],
+)
+def test_the_number_of_steps_follows_from_config_and_rows(changes: dict[str, Any], steps: int) -> None:
+    settings = {"data.batch_size": 8, "data.seq_len": 64, "data.train_subset_size": 80, "train.epochs": 3}
+    config = RunConfig().override(settings | {"train.max_steps": None} | changes)
+    assert config.count_steps(80) == config.count_steps(87) == config.known_steps == steps
+    unknown = config.override({"data.train_subset_size": None})
+    assert unknown.known_steps == changes.get("train.max_steps")
+
+
 # --- where a run comes from -------------------------------------------------------------------------------
 
 
@@ -128,10 +182,10 @@ def git(place: Path, *words: str) -> str:
 def test_the_commit_is_that_of_a_repository_that_holds_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / ".venv" / "some_moe" / "train" / "recorder.py"
+    source = tmp_path / ".venv" / "some_moe" / "training" / "environment.py"
     source.parent.mkdir(parents=True)
     source.write_text("first\n")
-    monkeypatch.setattr(recorder_module, "__file__", str(source))
+    monkeypatch.setattr(environment_module, "__file__", str(source))
     git(tmp_path, "init")
     git(tmp_path, "commit", "--allow-empty", "--message", "somebody else's")
     assert describe_program()["commit"] is None

@@ -1,6 +1,5 @@
 """What a person sees while a model trains: a live bar on a terminal, plain lines in a pipe, or nothing."""
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -13,10 +12,8 @@ class Display:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def __exit__(self, *raised: object) -> None:
+        pass
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training goes from `step` to `total_steps`."""
@@ -72,9 +69,7 @@ class LiveDisplay(Display):
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.progress.stop()
 
     def begin(self, step: int, total_steps: int) -> None:
