@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 
 from some_moe.config import ConfigError, did_you_mean
+from some_moe.lab.published_figures import PublishedFigure
 from tools.audit_evidence import Evidence
 from tools.figures_audit_lines import draw_collapse, draw_lengths
 from tools.figures_audit_rows import draw_gini, draw_seeds
-from tools.figures_published import PublishedFigure
 
 SHOWN = re.compile(r"!\[[^\]]*\]\(figures/(audit-[^)\s]*)\.svg\)")
 FIGURES: dict[str, Callable[[Evidence], PublishedFigure | None]] = {

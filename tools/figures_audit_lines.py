@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from some_moe.glass.figures.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, SOFT, make_panels, spectrum, styled
 from some_moe.lab.published import Comparison, Spread
+from some_moe.lab.published_figures import PublishedFigure, digest_content
 from some_moe.lab.registry import EXPERIMENTS, find_experiment
 from tools.audit_evidence import Evidence, Length
 from tools.audit_studies import find_constant
 from tools.end_labels import End, label_ends
-from tools.figures_published import PublishedFigure, digest_content
 
 DASHES, SHORT_DASHES, DOTS = (0, (4, 2.5)), (0, (3.5, 1.2)), (0, (1, 2))
 

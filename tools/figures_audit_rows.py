@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from some_moe.glass.figures.canvas import GREEN, GREY, INK, PURPLE, add_legend_below, make_panels, styled
 from some_moe.lab.published import Comparison
+from some_moe.lab.published_figures import PublishedFigure, digest_content
 from tools.audit_cells import padded_loss, published_loss
 from tools.audit_evidence import Evidence
 from tools.audit_tables import A_NAMES, B_NAMES, V_NAMES
 from tools.end_labels import FONT_SIZE
-from tools.figures_published import PublishedFigure, digest_content
 
 HOLLOW: Any = {
     "marker": "D", "markersize": 6, "color": INK, "linestyle": "", "markerfacecolor": "none", "markeredgewidth": 1.2,

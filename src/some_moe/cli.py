@@ -128,12 +128,6 @@ def compare_experiments(arguments: list[str]) -> int:
     return compare_published(arguments)
 
 
-def document_experiments(arguments: list[str]) -> int:
-    from some_moe.commands.results import write_documents
-
-    return write_documents(arguments)
-
-
 def train(arguments: list[str]) -> int:
     from some_moe.commands.training import train_model
 
@@ -198,7 +192,6 @@ COMMANDS = Group(
                 "show": Command("print all about one", show_experiment),
                 "run": Command("run some of them, on any data", run_experiments),
                 "compare": Command("set measured figures beside the published ones", compare_experiments),
-                "docs": Command("write the results as a document", document_experiments),
             },
         ),
         "bench": Group(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from some_moe.cli import main
 from some_moe.config import ConfigError
 from some_moe.lab.lengths import LengthScore
 from some_moe.lab.published import read_results
@@ -16,6 +15,7 @@ from some_moe.lab.registry import find_experiment
 from tools.audit import MARKER, fill_audit, write_table
 from tools.audit_evidence import Evidence, read_lengths
 from tools.audit_tables import TABLES
+from tools.documents import main
 
 MakeUp = Callable[..., Path]
 REPOSITORY = Path(__file__).parents[2]
@@ -369,43 +369,48 @@ def audit(make_up: MakeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_the_command_fills_the_audit_and_the_check_passes(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiments", "docs"]) == 0
+    assert main([]) == 0
     assert capsys.readouterr().out == "docs/results.md, docs/audit.md, and 2 figures in docs/figures\n"
     assert "| 1 | A1 | 0.7500 | 1 | 0.7629 | 1 |" in audit.read_text(encoding="utf-8")
-    assert main(["experiments", "docs", "--check"]) == 0
+    assert main(["--check"]) == 0
     assert capsys.readouterr().out == "docs/results.md, docs/audit.md and 2 figures show the results\n"
 
 
 def test_the_check_finds_a_changed_digit_and_lets_prose_be(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiments", "docs"]) == 0
+    assert main([]) == 0
     text = audit.read_text(encoding="utf-8")
     audit.write_text(text.replace("Before 0.7629.", "Before 0.9."), encoding="utf-8")
-    assert main(["experiments", "docs", "--check"]) == 0
+    assert main(["--check"]) == 0
     audit.write_text(text.replace("| 0.7500 |", "| 0.7501 |"), encoding="utf-8")
     capsys.readouterr()
-    assert main(["experiments", "docs", "--check"]) == 1
-    assert capsys.readouterr().err == "some: docs/audit.md does not show the results; run `some experiments docs`\n"
+    assert main(["--check"]) == 1
+    assert (
+        capsys.readouterr().err
+        == "documents: docs/audit.md does not show the results; run `python -m tools.documents`\n"
+    )
     assert "| 0.7501 |" in audit.read_text(encoding="utf-8"), "a check writes nothing"
 
 
 def test_the_check_finds_a_new_record_of_lengths(audit: Path, tmp_path: Path) -> None:
     audit.write_text("<!-- table lengths -->\n<!-- end -->\n", encoding="utf-8")
-    assert main(["experiments", "docs"]) == 0
+    assert main([]) == 0
     write_lengths(tmp_path, "A1")
-    assert main(["experiments", "docs", "--check"]) == 1
+    assert main(["--check"]) == 1
 
 
 def test_a_wrong_marker_stops_the_command_before_anything_is_written(
     audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     audit.write_text("<!-- table nothing -->\n<!-- end -->\n", encoding="utf-8")
-    assert main(["experiments", "docs"]) == 2
-    assert capsys.readouterr().err.startswith("some: docs/audit.md asks for the table 'nothing', which is not known")
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith(
+        "documents: docs/audit.md asks for the table 'nothing', which is not known"
+    )
     assert list(audit.parent.iterdir()) == [audit]
 
 
 def test_the_results_are_not_written_over_the_audit(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiments", "docs", "--out", "docs/audit.md"]) == 2
+    assert main(["--out", "docs/audit.md"]) == 2
     assert "--out docs/audit.md is the name of the audit, which is written by hand" in capsys.readouterr().err
     assert audit.read_text(encoding="utf-8") == PROSE
 

@@ -20,9 +20,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from some_moe.glass.figures.canvas import BLUE, GREY, ORANGE, PIXELS_AN_INCH, PURPLE, SOFT, STYLE, make_panels, styled
+from some_moe.lab.label_places import Label, place_labels
 from some_moe.lab.published import NO_TOLERANCE, OUTSIDE, WITHIN, Comparison, Point, Spread, loss_name
 from some_moe.lab.registry.tolerances import Tolerance
-from tools.label_places import Label, place_labels
 
 PANEL_HEIGHT = 3.5  # inches
 CROWD = 0.3  # points that fill less of an axis than this get a panel of their own
