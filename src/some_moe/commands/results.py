@@ -1,5 +1,6 @@
 """`some experiments compare`: what was published beside what was measured."""
 
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,24 +44,11 @@ def compare_published(arguments: list[str]) -> int:
 
         write_file(markdown, write_document(comparisons, folder=markdown.parent).encode())
     if options.json:
-        return write_json(
-            {
-                "verdicts": {
-                    verdict: [one.to_dict() for one in found] for verdict, found in judge(comparisons).items()
-                },
-                "runs": [comparison.to_dict() for comparison in comparisons],
-                "left_out": left_out,
-            }
-        )
-    return write(
-        format_comparisons(
-            comparisons,
-            every_epoch=bool(options.names),
-            left_out=left_out,
-            width=terminal_width(),
-            style=Style(on_terminal()),
-        )
-    )
+        verdicts = {verdict: [asdict(one) for one in found] for verdict, found in judge(comparisons).items()}
+        runs = [comparison.to_dict() for comparison in comparisons]
+        return write_json({"verdicts": verdicts, "runs": runs, "left_out": left_out})
+    every, width, style = bool(options.names), terminal_width(), Style(on_terminal())
+    return write(format_comparisons(comparisons, every_epoch=every, left_out=left_out, width=width, style=style))
 
 
 # --- files ----------------------------------------------------------------------------------------------------

@@ -27,9 +27,8 @@ def list_notes(comparisons: Iterable[Comparison]) -> list[str]:
 
 def explain_differences(result: Result) -> Iterator[str]:
     """Say in which ways a run is not the registered one, or not the published one."""
-    experiment, status = result.experiment, result.text("status")
-    if status and status != "finished":
-        yield f"{status}."
+    experiment = result.experiment
+    yield from explain_status(result)
     source, registered = result.text("source"), experiment.config.data.source
     if source and source != registered:
         yield f"trained on {source}, where {registered} is registered."
@@ -41,6 +40,13 @@ def explain_differences(result: Result) -> Iterator[str]:
     steps, published = result.number("steps"), experiment.published
     if steps is not None and published is not None and published.steps not in (None, steps):
         yield f"{steps:,.0f} steps, where {published.steps:,} were published."
+
+
+def explain_status(result: Result) -> Iterator[str]:
+    """Whether it came to its end."""
+    status = result.text("status")
+    if status and status != "finished":
+        yield f"{status}."
 
 
 def explain_overrides(result: Result) -> Iterator[str]:
