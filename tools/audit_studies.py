@@ -1,32 +1,67 @@
-"""The tables of the audit that ask: what was assumed, what exceeds the spread between seeds, what made A6 collapse."""
+"""The audit's tables that are more than one row a run: lengths, assumptions, seeds, A6's collapse, the cost."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
 
 from some_moe.lab.card import list_changes
-from some_moe.lab.published import Comparison, Point, compare_experiment
-from some_moe.lab.published_tables import ABSENT, Cell, make_sheet, show_difference, show_spread
+from some_moe.lab.published import Comparison, Point, Result, compare_experiment
+from some_moe.lab.published_tables import (
+    ABSENT,
+    RUN,
+    SEEDS,
+    Cell,
+    printed,
+    show_difference,
+    show_number,
+    show_spread,
+)
 from some_moe.lab.registry import EXPERIMENTS, find_experiment
-from some_moe.lab.registry.records import Experiment
 from tools.audit_cells import (
+    A_NAMES,
     GINI_ALL,
     GINI_REAL,
     HONEST,
-    LENGTH_FILES,
     PADDED,
-    SEEDS,
+    PUBLISHED,
     USED,
-    AuditTable,
-    list_departures,
-    padded_loss,
-    published_loss,
+    Run,
+    Say,
+    find_loss,
+    find_printed_loss,
     recorded,
     show_common,
-    show_printed,
+    write_table,
 )
 from tools.audit_evidence import Evidence, Length
+
+LENGTH_FILES = "`results/audit/lengths-*.json`"
+
+
+def write_lengths(evidence: Evidence) -> str:
+    """Trained models, scored again in rows of several lengths."""
+
+    def find(name: str) -> Callable[[Length], str]:
+        return lambda row: show_spread(row.find(name))
+
+    def find_common(name: str) -> Callable[[Length], str]:
+        return lambda row: show_common(row.find(name), 4)
+
+    cells: Sequence[Cell[Length]] = (
+        Cell("run", lambda row: row.run, numeric=False, names=True),
+        Cell("split", lambda row: row.split, numeric=False, names=True),
+        Cell("seq_len", lambda row: str(row.seq_len), names=True),
+        Cell("share of text", find_common("text_share")),
+        Cell("padded loss", find("loss_padded")),
+        Cell("honest loss", find("loss")),
+        Cell("constant predictor, padded", find_common("constant_loss_padded")),
+        Cell("constant predictor, honest", find_common("constant_loss")),
+        Cell("gini, padding counted", find("gini_padded")),
+        Cell("gini, real tokens", find("gini")),
+        Cell("seeds", lambda row: str(len(row.records)), names=True),
+    )
+    missing = () if evidence.lengths else (f"trained models in rows of other lengths ({LENGTH_FILES})",)
+    return write_table(cells, evidence.lengths, missing)
+
 
 # --- what had to be assumed -----------------------------------------------------------------------------------
 
@@ -41,37 +76,30 @@ ASSUMED = {
 """Published runs, and the other choices that each was run with."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A published run, or that run with another choice, beside what was published."""
-
-    base: Experiment
-    run: Comparison
-
-    @property
-    def point(self) -> Point:
-        """Its end, judged as if the report had made the same choice."""
-        published = compare_experiment(self.base, ()).final.published
-        return Point(run=self.base, epoch=None, published=published, measured=self.run.final.measured)
-
-
-def make_assumptions(evidence: Evidence) -> AuditTable:
+def write_assumptions(evidence: Evidence) -> str:
     """Published runs with one assumption changed at a time, each against the published loss."""
-    names = [name for base, others in ASSUMED.items() for name in (base, *(f"{base}-{other}" for other in others))]
-    runs, missing = evidence.part(names)
-    rows = [Choice(find_experiment(run.name.split("-")[0]), run) for run in runs]
-    cells = (
-        Cell[Choice]("run", lambda row: row.run.name, numeric=False, names=True),
-        Cell[Choice]("published loss", lambda row: show_printed(row.point.published.get("val_loss"))),
-        Cell[Choice]("padded loss", lambda row: PADDED.say(row.run)),
-        Cell[Choice]("difference", lambda row: show_difference(row.point)),
-        Cell[Choice]("verdict", lambda row: row.point.verdict, numeric=False),
-        Cell[Choice]("honest loss", lambda row: HONEST.say(row.run)),
-        Cell[Choice]("published gini", lambda row: show_printed(row.point.published.get("gini"))),
-        Cell[Choice]("gini, padding counted", lambda row: GINI_ALL.say(row.run)),
-        Cell[Choice]("seeds", lambda row: SEEDS.say(row.run), names=True),
+
+    def judge(run: Comparison) -> Point:
+        """Its end, as if the report had made the same choice."""
+        base = find_experiment(run.name.split("-")[0])
+        published = compare_experiment(base, ()).published
+        return Point(run=base, epoch=None, published=published, measured=run.measured)
+
+    runs, missing = evidence.part(
+        name for base, others in ASSUMED.items() for name in (base, *(f"{base}-{other}" for other in others))
     )
-    return AuditTable(make_sheet("", cells, rows), missing, list_departures(runs))
+    cells = (
+        RUN,
+        Run("published loss", lambda run: printed("val_loss")(judge(run))),
+        PADDED,
+        Run("difference", lambda run: show_difference(judge(run))),
+        Run("verdict", lambda run: judge(run).verdict, numeric=False),
+        HONEST,
+        Run("published gini", lambda run: printed("gini")(judge(run))),
+        GINI_ALL,
+        SEEDS,
+    )
+    return write_table(cells, runs, missing, runs)
 
 
 # --- differences and seeds ------------------------------------------------------------------------------------
@@ -81,134 +109,116 @@ PAIRS = (
     ("A4", "A1"), ("A4", "A2"), ("A5", "A3"),
 )  # fmt: skip
 """The differences from which the reports draw conclusions."""
+Pair = tuple[Comparison, Comparison]
+Find = Callable[[Comparison], float | None]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two runs whose difference is asked for, and how far single seeds of one run lie from their mean."""
+def write_spread(evidence: Evidence) -> str:
+    """Differences from which the reports conclude, beside the spread between seeds."""
+    runs, missing = evidence.part(dict.fromkeys(name for pair in PAIRS for name in pair))
+    found = {run.name: run for run in runs}
+    deviation, degrees = pool_seeds(evidence)
 
-    later: Comparison
-    base: Comparison
-    deviation: float | None
-
-    @property
-    def published(self) -> Decimal | None:
-        later, base = published_loss(self.later), published_loss(self.base)
+    def subtract(pair: Pair, find: Find) -> float | None:
+        later, base = map(find, pair)
         return None if later is None or base is None else later - base
 
-    @property
-    def measured(self) -> float | None:
-        later, base = padded_loss(self.later), padded_loss(self.base)
-        return None if later is None or base is None else later.mean - base.mean
+    def sign(find: Find) -> Callable[[Pair], str]:
+        return lambda pair: ABSENT if (value := subtract(pair, find)) is None else f"{value:+.4f}"
 
-    def compare(self, difference: float | Decimal | None, later_seeds: int, base_seeds: int) -> str:
+    def weigh(pair: Pair, find: Find, *seeds: int) -> str:
         """A difference between means over so many seeds, in its standard errors."""
-        if difference is None or not self.deviation:
+        difference = subtract(pair, find)
+        if difference is None or not deviation:
             return ABSENT
-        return f"{abs(float(difference)) / (self.deviation * math.sqrt(1 / later_seeds + 1 / base_seeds)):.1f}"
+        return f"{abs(difference) / (deviation * math.sqrt(sum(1 / num for num in seeds))):.1f}"
+
+    def count(pair: Pair) -> tuple[int, int]:
+        return len(pair[0].results), len(pair[1].results)
+
+    spread = ABSENT if deviation is None else f"{deviation:.4f} ({degrees})"
+    cells: Sequence[Cell[Pair]] = (
+        Cell("runs", lambda pair: f"{pair[0].name} − {pair[1].name}", numeric=False, names=True),
+        Cell("published difference", sign(find_printed_loss)),
+        Cell("measured difference", sign(find_loss)),
+        Cell("deviation between seeds (degrees of freedom)", lambda _: spread),
+        Cell("published, in standard errors", lambda pair: weigh(pair, find_printed_loss, 1, 1)),
+        Cell("measured, in standard errors", lambda pair: weigh(pair, find_loss, *count(pair))),
+        Cell("seeds", lambda pair: "{} and {}".format(*count(pair)), names=True),
+    )
+    return write_table(cells, [(found[a], found[b]) for a, b in PAIRS if a in found and b in found], missing, runs)
 
 
-def pool(runs: Sequence[Comparison]) -> tuple[float | None, int]:
+def pool_seeds(evidence: Evidence) -> tuple[float | None, int]:
     """The standard deviation between seeds of one run, pooled over runs with several; and its degrees of freedom."""
-    several = [loss for run in runs if (loss := padded_loss(run)) is not None and len(loss.values) > 1]
-    degrees = sum(len(loss.values) - 1 for loss in several)
-    squares = sum((len(loss.values) - 1) * (loss.stdev or 0.0) ** 2 for loss in several)
+    runs, _ = evidence.part(dict.fromkeys(result.experiment.name for result in evidence.results))
+    losses = [run.measured["val_loss_padded"] for run in runs if "val_loss_padded" in run.measured]
+    degrees = sum(len(loss.values) - 1 for loss in losses)
+    squares = sum((len(loss.values) - 1) * (loss.stdev or 0.0) ** 2 for loss in losses)
     return (math.sqrt(squares / degrees) if degrees else None), degrees
 
 
-def make_spread(evidence: Evidence) -> AuditTable:
-    """Differences from which the reports conclude, beside the spread between seeds."""
-    runs, missing = evidence.part(dict.fromkeys(name for pair in PAIRS for name in pair))
-    by_name = {run.name: run for run in runs}
-    every, _ = evidence.part(dict.fromkeys(result.experiment.name for result in evidence.results))
-    deviation, degrees = pool(every)
-    pairs = [Pair(by_name[a], by_name[b], deviation) for a, b in PAIRS if a in by_name and b in by_name]
+def write_order(evidence: Evidence) -> str:
+    """A1 to A5 from the lowest measured loss to the highest, with their places in the published order."""
+    found, missing = evidence.part(A_NAMES[:5])
 
-    def sign(value: float | Decimal | None) -> str:
-        return ABSENT if value is None else f"{value:+.4f}"
+    def rank(runs: Sequence[Comparison], find: Find) -> list[Comparison]:
+        return sorted(runs, key=lambda run: math.inf if (loss := find(run)) is None else loss)
 
-    def count(pair: Pair) -> tuple[int, int]:
-        return len(pair.later.results), len(pair.base.results)
-
-    spread = ABSENT if deviation is None else f"{deviation:.4f} ({degrees})"
+    runs = rank(found, find_loss)
+    places = {run.name: str(place) for place, run in enumerate(runs, 1)}
+    published = {run.name: str(place) for place, run in enumerate(rank(runs, find_printed_loss), 1)}
     cells = (
-        Cell[Pair]("runs", lambda pair: f"{pair.later.name} − {pair.base.name}", numeric=False, names=True),
-        Cell[Pair]("published difference", lambda pair: sign(pair.published)),
-        Cell[Pair]("measured difference", lambda pair: sign(pair.measured)),
-        Cell[Pair]("deviation between seeds (degrees of freedom)", lambda _: spread),
-        Cell[Pair]("published, in standard errors", lambda pair: pair.compare(pair.published, 1, 1)),
-        Cell[Pair]("measured, in standard errors", lambda pair: pair.compare(pair.measured, *count(pair))),
-        Cell[Pair]("seeds", lambda pair: "{} and {}".format(*count(pair)), names=True),
+        Run("place", lambda run: places[run.name], names=True),
+        RUN,
+        PADDED,
+        Run("published place", lambda run: published[run.name]),
+        PUBLISHED,
+        SEEDS,
     )
-    return AuditTable(make_sheet("", cells, pairs), missing, list_departures(runs))
+    return write_table(cells, runs, missing, runs)
 
 
 # --- the collapse ---------------------------------------------------------------------------------------------
 
-TRAIN, VALID = "epoch {}, train", "epoch {}, val"
 
-
-def make_collapse(evidence: Evidence) -> AuditTable:
+def write_collapse(evidence: Evidence) -> str:
     """A6 as published and as measured, what was changed to find its fault, and a predictor that ignores its input."""
     base = find_experiment("A6")
+    assert base.published is not None
     runs, missing = evidence.part(e.name for e in EXPERIMENTS if e is base or e.derived_from == base.name)
     if not runs:
-        return AuditTable((), missing)
-    assert base.published is not None
-    printed = {"run": "A6, published"}
+        return write_table((), (), missing)
+
+    def at(epoch: int, name: str) -> Say:
+        return lambda run: show_spread(next((p.measured.get(name) for p in run.epochs if p.epoch == epoch), None))
+
+    def list_changed(run: Comparison) -> str:
+        changes = list_changes(base, run.experiment)
+        return ", ".join(f"{change.field} {change.before} → {change.after}" for change in changes) or "nothing"
+
+    epochs, published = [], {"run": "A6, published"}
     for row in base.published.epochs:
-        printed |= {TRAIN.format(row.epoch): show_printed(row.train_loss)}
-        printed |= {VALID.format(row.epoch): show_printed(row.val_loss)}
-    rows = [printed, *(_describe_collapse(run) for run in runs)]
+        for kind, name, value in (("train", "train_loss", row.train_loss), ("val", "val_loss_padded", row.val_loss)):
+            epochs.append(Run(f"epoch {row.epoch}, {kind}", at(row.epoch, name)))
+            published[epochs[-1].header] = ABSENT if value is None else str(value)
+    gradient = Run("largest logged gradient norm", recorded("max_gradient_norm", 2))
+    changed = Run("changed", list_changed, numeric=False)
+    cells: Sequence[Run] = (RUN, changed, *epochs, HONEST, GINI_ALL, GINI_REAL, USED, gradient, SEEDS)
+    rows = [published, *({cell.header: cell.say(run) for cell in cells} for run in runs)]
     seq_len = base.config.data.seq_len
     constant = find_constant(evidence, seq_len, base.config.model.vocab_size)
     if constant is None:
         missing.append(f"the constant predictor in rows of {seq_len} ({LENGTH_FILES})")
     else:
-        rows.append(
-            {
-                "run": f"constant predictor (on the {constant.split} rows of {constant.run}, {seq_len} long)",
-                VALID.format(base.config.train.epochs): show_common(constant.find("constant_loss_padded"), 4),
-                "honest loss": show_common(constant.find("constant_loss"), 4),
-            }
-        )
-    epochs = [kind.format(row.epoch) for row in base.published.epochs for kind in (TRAIN, VALID)]
-    headers = (
-        "run",
-        "changed",
-        *epochs,
-        "honest loss",
-        "gini, padding counted",
-        "gini, real tokens",
-        "experts used",
-        "largest logged gradient norm",
-        "seeds",
-    )
-    cells = [Cell[dict[str, str]](header, _look_up(header), numeric=header not in ("run", "changed"))
-             for header in headers]  # fmt: skip
-    return AuditTable(make_sheet("", cells, rows), missing, list_departures(runs))
+        row_name = f"constant predictor (on the {constant.split} rows of {constant.run}, {seq_len} long)"
+        padded, honest = (show_common(constant.find(name), 4) for name in ("constant_loss_padded", "constant_loss"))
+        rows.append({"run": row_name, epochs[-1].header: padded, HONEST.header: honest})
 
+    def look_up(header: str) -> Callable[[dict[str, str]], str]:
+        return lambda row: row.get(header, ABSENT)
 
-def _look_up(header: str) -> Callable[[dict[str, str]], str]:
-    return lambda row: row.get(header, ABSENT)
-
-
-def _describe_collapse(run: Comparison) -> dict[str, str]:
-    changes = list_changes(find_experiment("A6"), run.experiment)
-    row = {
-        "run": run.name,
-        "changed": ", ".join(f"{c.field} {c.before} → {c.after}" for c in changes) or "nothing",
-        "honest loss": HONEST.say(run),
-        "gini, padding counted": GINI_ALL.say(run),
-        "gini, real tokens": GINI_REAL.say(run),
-        "experts used": USED.say(run),
-        "largest logged gradient norm": recorded("max_gradient_norm", 2)(run),
-        "seeds": SEEDS.say(run),
-    }
-    for point in run.epochs:
-        row[TRAIN.format(point.epoch)] = show_spread(point.measured.get("train_loss"), 4)
-        row[VALID.format(point.epoch)] = show_spread(point.measured.get("val_loss_padded"), 4)
-    return row
+    return write_table([Cell(c.header, look_up(c.header), c.numeric) for c in cells], rows, missing, runs)
 
 
 def find_constant(evidence: Evidence, seq_len: int, vocab_size: int) -> Length | None:
@@ -220,3 +230,36 @@ def find_constant(evidence: Evidence, seq_len: int, vocab_size: int) -> Length |
             strangeness = (run.series != find_experiment("A6").series, length.split != "valid")
             alike.append((strangeness, length))
     return min(alike, key=lambda found: found[0])[1] if alike else None
+
+
+# --- the cost -------------------------------------------------------------------------------------------------
+
+Group = tuple[str, Sequence[Result]]
+"""A series and its results."""
+
+
+def write_cost(evidence: Evidence) -> str:
+    """Steps, seconds and speed of every result, by series and in all."""
+    series = dict.fromkeys(result.experiment.series for result in evidence.results)
+    groups: list[Group] = [(one, [r for r in evidence.results if r.experiment.series == one]) for one in series]
+    if groups:
+        groups.append(("all", evidence.results))
+
+    def add(group: Group, name: str) -> float | None:
+        """The sum; None where a result does not say its part."""
+        parts = [part for result in group[1] if (part := result.number(name)) is not None]
+        return sum(parts) if len(parts) == len(group[1]) else None
+
+    def find_speed(group: Group) -> float | None:
+        tokens, seconds = add(group, "tokens"), add(group, "seconds")
+        return tokens / seconds if tokens is not None and seconds else None
+
+    cells: Sequence[Cell[Group]] = (
+        Cell("series", lambda group: group[0], numeric=False, names=True),
+        Cell("runs", lambda group: str(len(group[1]))),
+        Cell("steps", lambda group: show_number(add(group, "steps"))),
+        Cell("seconds of training", lambda group: show_number(add(group, "seconds"))),
+        Cell("real tokens per second", lambda group: show_number(find_speed(group))),
+    )
+    _, missing = evidence.part(e.name for e in EXPERIMENTS if e.published is not None)
+    return write_table(cells, groups, missing)

@@ -15,10 +15,9 @@ from some_moe.lab.published import compare_results, read_results
 from some_moe.lab.published_document import link_to, write_document
 from some_moe.lab.published_figures import draw_losses, draw_usage, shows_the_same
 from some_moe.lab.published_tables import group_comparisons
-from tools.audit import fill_audit
+from tools.audit import draw_shown, fill_audit
 from tools.audit_evidence import Evidence, read_lengths
 from tools.experiment_index import write_index
-from tools.figures_audit import draw_shown
 
 COMMAND = "python -m tools.documents"
 AUDIT = "audit.md"

@@ -12,9 +12,8 @@ from some_moe.config import ConfigError
 from some_moe.lab.lengths import LengthScore
 from some_moe.lab.published import read_results
 from some_moe.lab.registry import find_experiment
-from tools.audit import MARKER, fill_audit, write_table
+from tools.audit import MARKER, TABLES, fill_audit
 from tools.audit_evidence import Evidence, read_lengths
-from tools.audit_tables import TABLES
 from tools.documents import main
 
 MakeUp = Callable[..., Path]
@@ -27,7 +26,7 @@ def read(tmp_path: Path) -> Callable[[str], str]:
 
     def write(name: str) -> str:
         folder = tmp_path / "results"
-        return write_table(name, Evidence(results=read_results(folder)[0], lengths=read_lengths(folder / "audit")))
+        return TABLES[name](Evidence(results=read_results(folder)[0], lengths=read_lengths(folder / "audit")))
 
     return write
 
@@ -263,7 +262,7 @@ def test_cost_adds_nothing_up_that_a_result_leaves_open(make_up: MakeUp, read: C
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_of_nothing_is_one_line_that_says_so(name: str) -> None:
-    text = write_table(name, Evidence())
+    text = TABLES[name](Evidence())
     assert text.startswith("Not measured yet: ")
     assert "\n" not in text
 
@@ -279,7 +278,7 @@ def test_a_run_with_changed_settings_or_stopped_early_is_named(make_up: MakeUp, 
 
 def test_every_run_of_the_tables_is_registered() -> None:
     for name in TABLES:
-        names = write_table(name, Evidence()).removeprefix("Not measured yet: ").removesuffix(".")
+        names = TABLES[name](Evidence()).removeprefix("Not measured yet: ").removesuffix(".")
         for run in names.split(", ") if name != "lengths" else ():
             assert find_experiment(run).name == run
 

@@ -12,10 +12,10 @@ from some_moe.config import ConfigError
 from some_moe.glass.figures.canvas import ORANGE
 from some_moe.lab.published import read_results
 from some_moe.lab.published_figures import PublishedFigure
+from tools.audit import FIGURES, draw_shown
 from tools.audit_evidence import Evidence, Length, read_lengths
 from tools.documents import main, make_documents
 from tools.end_labels import spread_apart
-from tools.figures_audit import FIGURES, draw_shown
 
 MakeUp = Callable[..., Path]
 
