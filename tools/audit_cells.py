@@ -36,26 +36,26 @@ def write_table(
     parts = [write_rows(sheet.columns, sheet.rows) for sheet in make_sheet("", cells, rows)]
     if missing:
         parts.append(f"Not measured yet: {sentence(', '.join(missing))}.")
-    told = [(result, " ".join(_explain(result))) for run in runs for result in run.results]
+    results = [result for run in runs for result in run.results]
+    told = [(result, " ".join((*explain_status(result), *explain_overrides(result)))) for result in results]
     departures = [f"{r.experiment.name} (seed {r.seed}): {text}" for r, text in told if text]
     if departures:
         parts.append("Not as registered: " + " ".join(map(plain, departures)))
     return "\n\n".join(parts)
 
 
-def _explain(result: Result) -> list[str]:
-    """Where a result is not the registered run, its data apart."""
-    return [*explain_status(result), *explain_overrides(result)]
-
-
-def tabulate(*names: str, cells: Sequence[Run]) -> Callable[[Evidence], str]:
-    """A table with one row a run: its name, the cells, and the number of seeds."""
+def tabulate(names: Sequence[str], *headers: str) -> Callable[[Evidence], str]:
+    """A table with one row a run: its name, the cells under these headers, and the number of seeds."""
 
     def write(evidence: Evidence) -> str:
         runs, missing = evidence.part(names)
-        return write_table((RUN, *cells, SEEDS), runs, missing, runs)
+        return write_table((RUN, *pick(*headers), SEEDS), runs, missing, runs)
 
     return write
+
+
+def pick(*headers: str) -> list[Run]:
+    return [Run(header, CELLS[header]) for header in headers]
 
 
 # --- what a cell says -----------------------------------------------------------------------------------------
@@ -119,16 +119,41 @@ def count_passes(result: Result) -> Any:
     return scaled.get("epochs") if scaled else result.setting("train.epochs")
 
 
-SHARE = Run("share of text", field("text_share", 4))
-PUBLISHED = Run("published loss", printed("val_loss"))
-PADDED = Run("padded loss", measured("val_loss_padded"))
-HONEST = Run("honest loss", measured("val_loss"))
-BITS = Run("bits per byte", measured("bits_per_byte"))
-GINI_ALL = Run("gini, padding counted", measured("gini_all"))
-GINI_REAL = Run("gini, real tokens", measured("gini_real"))
-USED = Run(
-    "experts used",
-    lambda run: f"{show_used(run)} of {show_experts(run)}" if "experts_used" in run.measured else ABSENT,
-)
-BATCH = Run("batch", setting("data.batch_size"))
-STEPS = Run("steps", field("steps"))
+def count_used(run: Comparison) -> str:
+    return f"{show_used(run)} of {show_experts(run)}" if "experts_used" in run.measured else ABSENT
+
+
+CELLS: dict[str, Say] = {
+    "seq_len": setting("data.seq_len"),
+    "batch": setting("data.batch_size"),
+    "vocabulary": setting("model.vocab_size"),
+    "experts": setting("model.num_experts"),
+    "parameters": field("total_parameters"),
+    "share of text": field("text_share", 4),
+    "steps": field("steps"),
+    "rows seen": common(count_rows),
+    "passes over the stories": common(count_passes, 1),
+    "seconds": recorded("seconds", 1),
+    "largest logged gradient norm": recorded("max_gradient_norm", 2),
+    "published loss": printed("val_loss"),
+    "published ÷ share of text": divide_by_share,
+    "padded loss": measured("val_loss_padded"),
+    "loss as the report counts": lambda run: show_spread(run.final.loss),
+    "honest loss": measured("val_loss"),
+    "nats per token": measured("val_loss"),
+    "bits per byte": measured("bits_per_byte"),
+    "best step": field("best_step"),
+    "honest loss then": recorded("best_val_loss", 4),
+    "honest loss at the end": measured("val_loss"),
+    "published perplexity": printed("perplexity"),
+    "perplexity of the honest loss": measured("perplexity", 2),
+    "published gini": printed("gini"),
+    "gini, padding counted": measured("gini_all"),
+    "gini, real tokens": measured("gini_real"),
+    "published entropy, bits": printed("entropy_bits"),
+    "entropy, padding counted": measured("entropy_bits_all"),
+    "entropy, real tokens": measured("entropy_bits_real"),
+    "published used": printed("experts_used"),
+    "experts used": count_used,
+}
+"""What a column says of a run, by its header."""

@@ -14,7 +14,7 @@ from some_moe.lab.published import Spread
 from some_moe.lab.published_figures import PublishedFigure, settle
 from some_moe.lab.registry import EXPERIMENTS, find_experiment
 from tools.audit_evidence import Evidence
-from tools.audit_studies import find_constant
+from tools.audit_tables import find_constant
 from tools.end_labels import label_ends
 
 DASHES, SHORT_DASHES, DOTS = (0, (4, 2.5)), (0, (3.5, 1.2)), (0, (1, 2))

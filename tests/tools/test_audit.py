@@ -13,8 +13,9 @@ from some_moe.config import ConfigError
 from some_moe.lab.lengths import LengthScore
 from some_moe.lab.published import read_results
 from some_moe.lab.registry import find_experiment
-from tools.audit import MARKER, TABLES, fill_audit
+from tools.audit import MARKER, fill_audit
 from tools.audit_evidence import Evidence, read_lengths
+from tools.audit_tables import TABLES
 from tools.documents import main
 
 MakeUp = Callable[..., Path]

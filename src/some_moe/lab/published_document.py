@@ -1,7 +1,7 @@
 """Everything published beside everything measured, as a Markdown document made from the results alone."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,15 +9,12 @@ from some_moe.glass.page.markdown import plain, sentence, write_rows
 from some_moe.lab.published import Comparison
 from some_moe.lab.published_tables import (
     Sheet,
-    cost_sheet,
     epoch_sheets,
-    final_sheets,
     group_comparisons,
     head_series,
+    list_sheets,
     list_verdicts,
     make_overview,
-    seed_sheet,
-    size_sheet,
 )
 from some_moe.lab.result_notes import list_notes
 
@@ -59,22 +56,21 @@ def write_document(
 
 
 def _write_series(members: Sequence[Comparison], folder: Path) -> list[str]:
-    results = [result for comparison in members for result in comparison.results]
+    results = [result for run in members for result in run.results]
+    links = {result.file.name: f"[{plain(result.file.stem)}]({link_to(result.file, folder)})" for result in results}
+    parts = _write_sheets(list_sheets(members), links)
     if not results:
-        return [*_write_sheets(final_sheets(members)), "None of these runs has been measured yet."]
-    parts = _write_sheets([*final_sheets(members), *seed_sheet(members), *size_sheet(members)])
-    files = {result.file.name: f"[{plain(result.file.stem)}]({link_to(result.file, folder)})" for result in results}
-    parts += _write_sheets(cost_sheet(results), name=lambda cell: files[cell])
+        return [*parts, "None of these runs has been measured yet."]
     epochs = _write_sheets(epoch_sheets(members))
     return [*parts, "<details><summary>Every epoch</summary>", *epochs, "</details>"] if epochs else parts
 
 
-def _write_sheets(sheets: Sequence[Sheet], name: Callable[[str], str] = plain) -> list[str]:
-    """Each table under its title and note. name: how the first cell of a row is written."""
+def _write_sheets(sheets: Sequence[Sheet], links: Mapping[str, str] | None = None) -> list[str]:
+    """Each table under its title and note. links: what stands for a row's first cell."""
     parts = []
     for sheet in sheets:
         parts.append(f"**{plain(sheet.title)}.** {sentence(sheet.note)}".rstrip())
-        parts.append(write_rows(sheet.columns, sheet.rows, name=name))
+        parts.append(write_rows(sheet.columns, sheet.rows, name=lambda cell: (links or {}).get(cell) or plain(cell)))
     return parts
 
 

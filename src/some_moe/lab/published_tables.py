@@ -21,6 +21,9 @@ REAL_NOTE = (
     "Loss in nats per real token at the end and at the best step, and the perplexity at the end. The reports up to v4 "
     "count padding, which is easy to foresee: their perplexities belong beside the column with padding."
 )
+SEED_NOTE = "Mean ± standard deviation at the last step; lowest and highest are over real tokens."
+COST_NOTE = "Seconds are of training steps alone, on a machine that other runs may have shared."
+OVERVIEW_NOTE = "Within and outside (on either side) count published losses, of every epoch that a report prints."
 USAGE_NOTE = "Of selections in validation. The reports up to v4 count all positions, padding too."
 
 
@@ -137,7 +140,75 @@ USED: Sequence[Cell[Point]] = (
 )
 
 
+def _show_extent(run: Comparison) -> str:
+    loss = run.measured.get("val_loss")
+    return ABSENT if loss is None else f"{min(loss.values):.4f} to {max(loss.values):.4f}"
+
+
+def _count(name: str) -> Callable[[Comparison], str]:
+    """The parameters that the runs had; all seeds have as many."""
+    return lambda run: show_number(next((n for r in run.results if (n := r.number(name)) is not None), None))
+
+
+def _published_size(name: str) -> Callable[[Comparison], str]:
+    return lambda run: str(getattr(run.experiment.published, name, None) or ABSENT)
+
+
+def _recorded(name: str, digits: int = 0) -> Callable[[Result], str]:
+    return lambda result: show_number(result.number(name), digits)
+
+
+OVER_SEEDS: Sequence[Cell[Comparison]] = (
+    RUN,
+    SEEDS,
+    Cell("with padding", measured("val_loss_padded")),
+    Cell("real tokens", measured("val_loss")),
+    Cell("lowest to highest", _show_extent),
+)
+SIZE: Sequence[Cell[Comparison]] = (
+    RUN,
+    Cell("parameters", _count("total_parameters")),
+    Cell("published M", _published_size("total_parameters_millions")),
+    Cell("trained", _count("trainable_parameters")),
+    Cell("published M", _published_size("trainable_parameters_millions")),
+)
+COST: Sequence[Cell[Result]] = (
+    Cell("file", lambda result: result.file.name, numeric=False, names=True),
+    Cell("steps", _recorded("steps")),
+    Cell("published", lambda result: show_number(getattr(result.experiment.published, "steps", None))),
+    Cell("tokens/s", _recorded("tokens_per_second")),
+    Cell("seconds", _recorded("seconds", 1)),
+    Cell("runs at once", _recorded("at_once")),
+    Cell("device", lambda result: result.text("device") or ABSENT, numeric=False, wraps=True),
+)
+
+
 # --- tables ---------------------------------------------------------------------------------------------------
+
+
+def list_sheets(comparisons: Sequence[Comparison], *, every_epoch: bool = False) -> list[Sheet]:
+    """All tables of some runs: their ends, published losses of those not measured too, then seeds, sizes and cost.
+
+    every_epoch: before each end stand the epochs, where there are several.
+    """
+    points: list[Point] = []
+    for run in comparisons:
+        points += run.epochs if every_epoch and run.results and len(run.epochs) > 1 else ()
+        points.append(run.final)
+    results = [result for run in comparisons for result in run.results]
+    return [
+        *point_sheets(points, (RUN, EPOCH) if every_epoch else (RUN,)),
+        *make_sheet(
+            "Validation loss over seeds", OVER_SEEDS, [c for c in comparisons if len(c.results) > 1], SEED_NOTE
+        ),
+        *make_sheet("Size", SIZE, [run for run in comparisons if run.results]),
+        *make_sheet("Steps and speed", COST, results, COST_NOTE),
+    ]
+
+
+def epoch_sheets(comparisons: Sequence[Comparison]) -> list[Sheet]:
+    """Every epoch of the runs that were measured."""
+    return point_sheets([point for run in comparisons if run.results for point in run.epochs], (RUN, EPOCH))
 
 
 def point_sheets(points: Sequence[Point], rows: Sequence[Cell[Point]]) -> list[Sheet]:
@@ -152,20 +223,6 @@ def point_sheets(points: Sequence[Point], rows: Sequence[Cell[Point]]) -> list[S
         *make_sheet("Entropy of the middle layer, bits", (*rows, *ENTROPY), found),
         *make_sheet("Experts used in the middle layer", (*rows, *USED), found),
     ]
-
-
-def final_sheets(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """The ends of the runs; those not measured yet are there with their published loss."""
-    return point_sheets([comparison.final for comparison in comparisons], (RUN,))
-
-
-def epoch_sheets(comparisons: Sequence[Comparison], *, ends: bool = False) -> list[Sheet]:
-    """Every epoch of the runs that were measured; with the ends of all, a run of one epoch has its end alone."""
-    points: list[Point] = []
-    for run in comparisons:
-        points += run.epochs if run.results and len(run.epochs) > ends else ()
-        points += [run.final] if ends else ()
-    return point_sheets(points, (RUN, EPOCH))
 
 
 def make_overview(comparisons: Sequence[Comparison]) -> list[Sheet]:
@@ -183,65 +240,7 @@ def make_overview(comparisons: Sequence[Comparison]) -> list[Sheet]:
         Cell(WITHIN, count(WITHIN)),
         Cell(OUTSIDE, count(OUTSIDE)),
     )
-    note = "Within and outside (on either side) count published losses, of every epoch that a report prints."
-    return make_sheet("Published losses", cells, list(group_comparisons(comparisons).values()), note)
-
-
-def size_sheet(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """Exact sizes beside the published ones, in millions; all seeds have as many parameters."""
-
-    def count(name: str) -> Callable[[Comparison], str]:
-        return lambda run: show_number(next((n for r in run.results if (n := r.number(name)) is not None), None))
-
-    def published(name: str) -> Callable[[Comparison], str]:
-        return lambda run: str(getattr(run.experiment.published, name, None) or ABSENT)
-
-    cells: Sequence[Cell[Comparison]] = (
-        RUN,
-        Cell("parameters", count("total_parameters")),
-        Cell("published M", published("total_parameters_millions")),
-        Cell("trained", count("trainable_parameters")),
-        Cell("published M", published("trainable_parameters_millions")),
-    )
-    return make_sheet("Size", cells, [c for c in comparisons if c.results])
-
-
-def cost_sheet(results: Sequence[Result]) -> list[Sheet]:
-    """One row a file: steps, speed, seconds, device."""
-
-    def recorded(name: str, digits: int = 0) -> Callable[[Result], str]:
-        return lambda result: show_number(result.number(name), digits)
-
-    cells: Sequence[Cell[Result]] = (
-        Cell("file", lambda result: result.file.name, numeric=False, names=True),
-        Cell("steps", recorded("steps")),
-        Cell("published", lambda result: show_number(getattr(result.experiment.published, "steps", None))),
-        Cell("tokens/s", recorded("tokens_per_second")),
-        Cell("seconds", recorded("seconds", 1)),
-        Cell("runs at once", recorded("at_once")),
-        Cell("device", lambda result: result.text("device") or ABSENT, numeric=False, wraps=True),
-    )
-    note = "Seconds are of training steps alone, on a machine that other runs may have shared."
-    return make_sheet("Steps and speed", cells, results, note)
-
-
-def seed_sheet(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """How far seeds lie apart, for the runs that have several."""
-
-    def extent(run: Comparison) -> str:
-        loss = run.measured.get("val_loss")
-        return ABSENT if loss is None else f"{min(loss.values):.4f} to {max(loss.values):.4f}"
-
-    cells: Sequence[Cell[Comparison]] = (
-        RUN,
-        SEEDS,
-        Cell("with padding", measured("val_loss_padded")),
-        Cell("real tokens", measured("val_loss")),
-        Cell("lowest to highest", extent),
-    )
-    rows = [c for c in comparisons if len(c.results) > 1]
-    note = "Mean ± standard deviation at the last step; lowest and highest are over real tokens."
-    return make_sheet("Validation loss over seeds", cells, rows, note)
+    return make_sheet("Published losses", cells, list(group_comparisons(comparisons).values()), OVERVIEW_NOTE)
 
 
 # --- text -----------------------------------------------------------------------------------------------------
@@ -288,12 +287,10 @@ def format_comparisons(
     """What `some experiments compare` prints: the ends of the runs, or every epoch too."""
     lines: list[str] = []
     for series, members in group_comparisons(comparisons).items():
-        results = [result for comparison in members for result in comparison.results]
-        if not results:
+        if not any(run.results for run in members):
             continue
         lines += [style.bold(head_series(series, members)), ""]
-        points = epoch_sheets(members, ends=True) if every_epoch else final_sheets(members)
-        for sheet in (*points, *seed_sheet(members), *size_sheet(members), *cost_sheet(results)):
+        for sheet in list_sheets(members, every_epoch=every_epoch):
             lines.append("  " + sheet.title)
             lines += [*format_table(sheet.columns, sheet.rows, width=width, style=style, indent="    "), ""]
     text_width = min(width or WIDEST_TEXT, WIDEST_TEXT)

@@ -1,62 +1,53 @@
-"""The audit's tables that are more than one row a run: lengths, assumptions, seeds, A6's collapse, the cost."""
+"""The tables of the audit by name, each a function from what was measured to Markdown."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from some_moe.lab.card import list_changes
-from some_moe.lab.published import Comparison, Point, Result, compare_experiment
-from some_moe.lab.published_tables import (
-    ABSENT,
-    RUN,
-    SEEDS,
-    Cell,
-    printed,
-    show_difference,
-    show_number,
-    show_spread,
-)
+from some_moe.lab.published import Comparison, Result, compare_experiment
+from some_moe.lab.published_tables import ABSENT, RUN, SEEDS, Cell, show_difference, show_number, show_spread
 from some_moe.lab.registry import EXPERIMENTS, find_experiment
 from tools.audit_cells import (
     A_NAMES,
-    GINI_ALL,
-    GINI_REAL,
-    HONEST,
-    PADDED,
-    PUBLISHED,
-    USED,
+    B_NAMES,
+    V_NAMES,
     Run,
     Say,
     find_loss,
     find_printed_loss,
-    recorded,
+    pick,
     show_common,
+    tabulate,
     write_table,
 )
 from tools.audit_evidence import Evidence, Length
 
 LENGTH_FILES = "`results/audit/lengths-*.json`"
+LENGTH_COLUMNS = {
+    "share of text": ("text_share", True),
+    "padded loss": ("loss_padded", False),
+    "honest loss": ("loss", False),
+    "constant predictor, padded": ("constant_loss_padded", True),
+    "constant predictor, honest": ("constant_loss", True),
+    "gini, padding counted": ("gini_padded", False),
+    "gini, real tokens": ("gini", False),
+}
+"""{header: (field of the record, whether all seeds have it in common)}"""
 
 
 def write_lengths(evidence: Evidence) -> str:
     """Trained models, scored again in rows of several lengths."""
 
-    def find(name: str) -> Callable[[Length], str]:
-        return lambda row: show_spread(row.find(name))
-
-    def find_common(name: str) -> Callable[[Length], str]:
-        return lambda row: show_common(row.find(name), 4)
+    def find(name: str, is_common: bool) -> Callable[[Length], str]:
+        show = show_common if is_common else show_spread
+        return lambda row: show(row.find(name), 4)
 
     cells: Sequence[Cell[Length]] = (
         Cell("run", lambda row: row.run, numeric=False, names=True),
         Cell("split", lambda row: row.split, numeric=False, names=True),
         Cell("seq_len", lambda row: str(row.seq_len), names=True),
-        Cell("share of text", find_common("text_share")),
-        Cell("padded loss", find("loss_padded")),
-        Cell("honest loss", find("loss")),
-        Cell("constant predictor, padded", find_common("constant_loss_padded")),
-        Cell("constant predictor, honest", find_common("constant_loss")),
-        Cell("gini, padding counted", find("gini_padded")),
-        Cell("gini, real tokens", find("gini")),
+        *(Cell(header, find(*column)) for header, column in LENGTH_COLUMNS.items()),
         Cell("seeds", lambda row: str(len(row.records)), names=True),
     )
     missing = () if evidence.lengths else (f"trained models in rows of other lengths ({LENGTH_FILES})",)
@@ -79,27 +70,23 @@ ASSUMED = {
 def write_assumptions(evidence: Evidence) -> str:
     """Published runs with one assumption changed at a time, each against the published loss."""
 
-    def judge(run: Comparison) -> Point:
-        """Its end, as if the report had made the same choice."""
+    def judge(run: Comparison) -> Comparison:
+        """The run, with its end judged as if the report had made the same choice."""
         base = find_experiment(run.name.split("-")[0])
-        published = compare_experiment(base, ()).published
-        return Point(run=base, epoch=None, published=published, measured=run.measured)
+        return replace(run, final=replace(compare_experiment(base, ()).final, measured=run.measured))
 
     runs, missing = evidence.part(
         name for base, others in ASSUMED.items() for name in (base, *(f"{base}-{other}" for other in others))
     )
-    cells = (
+    cells: Sequence[Run] = (
         RUN,
-        Run("published loss", lambda run: printed("val_loss")(judge(run))),
-        PADDED,
-        Run("difference", lambda run: show_difference(judge(run))),
-        Run("verdict", lambda run: judge(run).verdict, numeric=False),
-        HONEST,
-        Run("published gini", lambda run: printed("gini")(judge(run))),
-        GINI_ALL,
+        *pick("published loss", "padded loss"),
+        Run("difference", lambda run: show_difference(run.final)),
+        Run("verdict", lambda run: run.final.verdict, numeric=False),
+        *pick("honest loss", "published gini", "gini, padding counted"),
         SEEDS,
     )
-    return write_table(cells, runs, missing, runs)
+    return write_table(cells, [judge(run) for run in runs], missing, runs)
 
 
 # --- differences and seeds ------------------------------------------------------------------------------------
@@ -168,12 +155,12 @@ def write_order(evidence: Evidence) -> str:
     runs = rank(found, find_loss)
     places = {run.name: str(place) for place, run in enumerate(runs, 1)}
     published = {run.name: str(place) for place, run in enumerate(rank(runs, find_printed_loss), 1)}
-    cells = (
+    cells: Sequence[Run] = (
         Run("place", lambda run: places[run.name], names=True),
         RUN,
-        PADDED,
+        *pick("padded loss"),
         Run("published place", lambda run: published[run.name]),
-        PUBLISHED,
+        *pick("published loss"),
         SEEDS,
     )
     return write_table(cells, runs, missing, runs)
@@ -202,9 +189,14 @@ def write_collapse(evidence: Evidence) -> str:
         for kind, name, value in (("train", "train_loss", row.train_loss), ("val", "val_loss_padded", row.val_loss)):
             epochs.append(Run(f"epoch {row.epoch}, {kind}", at(row.epoch, name)))
             published[epochs[-1].header] = ABSENT if value is None else str(value)
-    gradient = Run("largest logged gradient norm", recorded("max_gradient_norm", 2))
-    changed = Run("changed", list_changed, numeric=False)
-    cells: Sequence[Run] = (RUN, changed, *epochs, HONEST, GINI_ALL, GINI_REAL, USED, gradient, SEEDS)
+    cells: Sequence[Run] = (
+        RUN,
+        Run("changed", list_changed, numeric=False),
+        *epochs,
+        *pick("honest loss", "gini, padding counted", "gini, real tokens", "experts used"),
+        *pick("largest logged gradient norm"),
+        SEEDS,
+    )
     rows = [published, *({cell.header: cell.say(run) for cell in cells} for run in runs)]
     seq_len = base.config.data.seq_len
     constant = find_constant(evidence, seq_len, base.config.model.vocab_size)
@@ -213,7 +205,7 @@ def write_collapse(evidence: Evidence) -> str:
     else:
         row_name = f"constant predictor (on the {constant.split} rows of {constant.run}, {seq_len} long)"
         padded, honest = (show_common(constant.find(name), 4) for name in ("constant_loss_padded", "constant_loss"))
-        rows.append({"run": row_name, epochs[-1].header: padded, HONEST.header: honest})
+        rows.append({"run": row_name, epochs[-1].header: padded, "honest loss": honest})
 
     def look_up(header: str) -> Callable[[dict[str, str]], str]:
         return lambda row: row.get(header, ABSENT)
@@ -263,3 +255,47 @@ def write_cost(evidence: Evidence) -> str:
     )
     _, missing = evidence.part(e.name for e in EXPERIMENTS if e.published is not None)
     return write_table(cells, groups, missing)
+
+
+# --- by name --------------------------------------------------------------------------------------------------
+
+TABLES: dict[str, Callable[[Evidence], str]] = {
+    "context": tabulate(
+        ("V2", "V8", "V7"),
+        "seq_len", "batch", "share of text", "published loss", "published ÷ share of text", "padded loss",
+        "honest loss", "bits per byte",
+    ),
+    "lengths": write_lengths,
+    "gini": tabulate(
+        (*A_NAMES, *B_NAMES, *V_NAMES),
+        "published gini", "gini, padding counted", "gini, real tokens", "published entropy, bits",
+        "entropy, padding counted", "entropy, real tokens", "published used", "experts used",
+    ),
+    "pace": tabulate(
+        ("V7", "V8", "V7-half", "V8-long"),
+        "batch", "steps", "rows seen", "published loss", "padded loss", "honest loss",
+    ),
+    "vocabulary": tabulate(
+        ("V2", "V4"), "vocabulary", "nats per token", "bits per byte", "padded loss", "published loss"
+    ),
+    "experts": tabulate(
+        ("A4", *B_NAMES),
+        "experts", "parameters", "published loss", "padded loss", "honest loss", "gini, real tokens", "experts used",
+        "seconds",
+    ),
+    "passes": tabulate(
+        (*V_NAMES, *A_NAMES, *B_NAMES),
+        "passes over the stories", "steps", "best step", "honest loss then", "honest loss at the end",
+    ),
+    "assumptions": write_assumptions,
+    "spread": write_spread,
+    "order": write_order,
+    "mvp": tabulate(
+        ("mvp-v2", "mvp-v3", "mvp-v4", "mvp-v6", "v2-professional", "v3.5-decay-fix", "v5-linear", "v5-mlp",
+         "v6-decay-fix", "v7-clamp-fix"),
+        "published loss", "published perplexity", "loss as the report counts", "honest loss",
+        "perplexity of the honest loss", "share of text",
+    ),
+    "collapse": write_collapse,
+    "cost": write_cost,
+}  # fmt: skip
