@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -66,7 +67,7 @@ class Result:
 
     def setting(self, field: str) -> Any:
         """A setting as it was run; field: "data.batch_size"."""
-        return self.overrides.get(field, self.experiment.config.flatten()[field])
+        return self.overrides.get(field, attrgetter(field)(self.experiment.config))
 
     def final(self) -> Figures:
         """The figures at the last step."""
