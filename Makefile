@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-dev demo test test-all lint types clean
+.PHONY: setup setup-dev demo docs docs-check test test-all lint types clean
 
 setup: $(VENV)/.installed
 
@@ -24,6 +24,12 @@ demo: setup
 	$(BIN)/some eval runs/demo --trigram
 	$(BIN)/some generate runs/demo --count 2
 	$(BIN)/some report runs/demo
+
+docs: setup
+	$(BIN)/python -m tools.documents
+
+docs-check: setup
+	$(BIN)/python -m tools.documents --check
 
 test: setup-dev lint types
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"

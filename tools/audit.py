@@ -1,13 +1,25 @@
-"""docs/audit.md: prose written by hand, and between its markers tables made from the results."""
+"""docs/audit.md: prose by hand; the tables between its markers and the figures that it shows are made from results."""
 
 import re
+from collections.abc import Callable, Iterable
 
 from some_moe.config import ConfigError, did_you_mean
-from some_moe.glass.page.markdown import plain, sentence, write_rows
+from some_moe.lab.published_figures import PublishedFigure
 from tools.audit_evidence import Evidence
 from tools.audit_tables import TABLES
+from tools.figures_audit_lines import draw_collapse, draw_lengths
+from tools.figures_audit_rows import draw_gini, draw_seeds
 
 MARKER = re.compile(r"<!--\s*(?:table\b(?P<name>.*?)|end)\s*-->")
+SHOWN = re.compile(r"!\[[^\]]*\]\(figures/(audit-[^)\s]*)\.svg\)")
+
+FIGURES: dict[str, Callable[[Evidence], PublishedFigure | None]] = {
+    "audit-lengths": draw_lengths,
+    "audit-collapse": draw_collapse,
+    "audit-gini": draw_gini,
+    "audit-seeds": draw_seeds,
+}
+"""The figures by name; None stands for too little to draw."""
 
 
 def fill_audit(text: str, evidence: Evidence, *, file: str = "the audit") -> str:
@@ -17,38 +29,36 @@ def fill_audit(text: str, evidence: Evidence, *, file: str = "the audit") -> str
     """
     parts: list[str] = []
     opened, done = "", 0  # the table that is open, and the character up to which the text was taken over
-    for marker in MARKER.finditer(text):
-        if marker["name"] is None:
-            if not opened:
-                raise ConfigError(f"{file} has an `<!-- end -->` that closes no table; remove it")
-            parts.append(f"\n\n{write_table(opened, evidence)}\n\n")
+    for marker in [*MARKER.finditer(text), None]:
+        ends = marker is not None and marker["name"] is None
+        if opened and not ends:
+            raise ConfigError(f"{file} opens the table {opened!r} and does not close it; write `<!-- end -->` after it")
+        if ends and not opened:
+            raise ConfigError(f"{file} has an `<!-- end -->` that closes no table; remove it")
+        if marker is None:
+            break
+        if ends:
+            parts.append(f"\n\n{TABLES[opened](evidence)}\n\n")
             opened, done = "", marker.start()
         else:
-            _refuse_open(opened, file)
-            opened = _check_name(marker["name"].strip(), file)
+            opened = marker["name"].strip()
+            _check_name(opened, TABLES, f"{file} asks for the table")
             parts.append(text[done : marker.end()])
-    _refuse_open(opened, file)
     return "".join([*parts, text[done:]])
 
 
-def _refuse_open(opened: str, file: str) -> None:
-    if opened:
-        raise ConfigError(f"{file} opens the table {opened!r} and does not close it; write `<!-- end -->` after it")
+def draw_shown(text: str, evidence: Evidence, *, file: str = "the audit") -> dict[str, PublishedFigure]:
+    """Return {name: figure} for each figure that the text shows and that can be drawn by now."""
+    drawn = {}
+    for name in dict.fromkeys(SHOWN.findall(text)):
+        _check_name(name, FIGURES, f"{file} shows the figure")
+        figure = FIGURES[name](evidence)
+        if figure is not None:
+            drawn[name] = figure
+    return drawn
 
 
-def _check_name(name: str, file: str) -> str:
-    if name not in TABLES:
-        hint = did_you_mean(name, list(TABLES)) or f"; there are {', '.join(TABLES)}"
-        raise ConfigError(f"{file} asks for the table {name!r}, which is not known{hint}")
-    return name
-
-
-def write_table(name: str, evidence: Evidence) -> str:
-    """One table as Markdown, and below it what is not measured yet and what is not as registered."""
-    table = TABLES[name](evidence)
-    parts = [write_rows(sheet.columns, sheet.rows) for sheet in table.sheets]
-    if table.missing:
-        parts.append(f"Not measured yet: {sentence(', '.join(table.missing))}.")
-    if table.departures:
-        parts.append("Not as registered: " + " ".join(map(plain, table.departures)))
-    return "\n\n".join(parts)
+def _check_name(name: str, known: Iterable[str], where: str) -> None:
+    if name not in known:
+        hint = did_you_mean(name, list(known)) or f"; there are {', '.join(known)}"
+        raise ConfigError(f"{where} {name!r}, which is not known{hint}")

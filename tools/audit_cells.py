@@ -1,141 +1,159 @@
-"""What the audit's tables are made of: cells that say one thing of a run, and tables with one row a run."""
+"""What the audit's tables are made of: cells that say one thing of a run, and how a table is written."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from some_moe.glass.page.markdown import plain, sentence, write_rows
 from some_moe.lab.published import Comparison, Result, Spread
-from some_moe.lab.published_tables import ABSENT, Cell, Sheet, make_sheet, show_number, show_spread
-from some_moe.lab.result_notes import explain_overrides
+from some_moe.lab.published_tables import (
+    ABSENT,
+    RUN,
+    SEEDS,
+    Cell,
+    T,
+    make_sheet,
+    measured,
+    printed,
+    show_experts,
+    show_number,
+    show_spread,
+    show_used,
+)
+from some_moe.lab.result_notes import explain_overrides, explain_status
 from tools.audit_evidence import Evidence, gather
 
-LENGTH_FILES = "`results/audit/lengths-*.json`"
-
-
-@dataclass(frozen=True)
-class AuditTable:
-    """A table, or none where nothing of it was measured; what is missing, and what is not as registered."""
-
-    sheets: Sequence[Sheet]
-    missing: Sequence[str] = ()
-    departures: Sequence[str] = ()
-
-
-# --- cells ----------------------------------------------------------------------------------------------------
-
+V_NAMES = tuple(f"V{number}" for number in range(1, 11))
+A_NAMES = tuple(f"A{number}" for number in range(1, 7))
+B_NAMES = ("B1", "B2", "B3")
+Say = Callable[[Comparison], str]
 Run = Cell[Comparison]
 
 
-def published(name: str) -> Callable[[Comparison], str]:
-    """A printed figure, digit for digit."""
-
-    return lambda run: show_printed(getattr(run.experiment.published, name, None))
-
-
-def show_printed(value: Decimal | int | None) -> str:
-    return ABSENT if value is None else str(value)
-
-
-def measured(name: str, digits: int = 4) -> Callable[[Comparison], str]:
-    """A figure at the last step, over all seeds."""
-    return lambda run: show_spread(run.final.measured.get(name), digits)
-
-
-def recorded(name: str, digits: int) -> Callable[[Comparison], str]:
-    """A field of the record, over all seeds."""
-    return lambda run: show_spread(gather(result.number(name) for result in run.results), digits)
+def write_table(
+    cells: Sequence[Cell[T]], rows: Sequence[T], missing: Sequence[str], runs: Sequence[Comparison] = ()
+) -> str:
+    """A table as Markdown, and below it what is not measured yet, and which of the runs are not as registered."""
+    parts = [write_rows(sheet.columns, sheet.rows) for sheet in make_sheet("", cells, rows)]
+    if missing:
+        parts.append(f"Not measured yet: {sentence(', '.join(missing))}.")
+    results = [result for run in runs for result in run.results]
+    told = [(result, " ".join((*explain_status(result), *explain_overrides(result)))) for result in results]
+    departures = [f"{r.experiment.name} (seed {r.seed}): {text}" for r, text in told if text]
+    if departures:
+        parts.append("Not as registered: " + " ".join(map(plain, departures)))
+    return "\n\n".join(parts)
 
 
-def common(name: str, digits: int = 0) -> Callable[[Comparison], str]:
-    """A field of the record that chance does not touch."""
-    return lambda run: show_common(gather(result.number(name) for result in run.results), digits)
+def tabulate(names: Sequence[str], *headers: str) -> Callable[[Evidence], str]:
+    """A table with one row a run: its name, the cells under these headers, and the number of seeds."""
+
+    def write(evidence: Evidence) -> str:
+        runs, missing = evidence.part(names)
+        return write_table((RUN, *pick(*headers), SEEDS), runs, missing, runs)
+
+    return write
 
 
-def setting(field: str) -> Callable[[Comparison], str]:
-    """A whole number among the settings, as it was run."""
-    return lambda run: show_common(gather(get_setting(result, field) for result in run.results), 0)
+def pick(*headers: str) -> list[Run]:
+    return [Run(header, CELLS[header]) for header in headers]
 
 
-def get_setting(result: Result, field: str) -> Any:
-    return result.overrides.get(field, result.experiment.config.flatten()[field])
+# --- what a cell says -----------------------------------------------------------------------------------------
 
 
 def show_common(spread: Spread | None, digits: int) -> str:
     """What all seeds should have in common: one figure, or every one that there is."""
-    if spread is None:
-        return ABSENT
-    return " or ".join(dict.fromkeys(show_number(value, digits) for value in spread.values))
+    values = spread.values if spread else ()
+    return " or ".join(dict.fromkeys(show_number(value, digits) for value in values)) or ABSENT
+
+
+def recorded(name: str, digits: int) -> Say:
+    """A field of the record, over all seeds."""
+    return lambda run: show_spread(find_recorded(run, name), digits)
+
+
+def common(find: Callable[[Result], Any], digits: int = 0) -> Say:
+    """Something that chance does not touch."""
+    return lambda run: show_common(gather(map(find, run.results)), digits)
+
+
+def field(name: str, digits: int = 0) -> Say:
+    """A field of the record that chance does not touch."""
+    return common(lambda result: result.number(name), digits)
+
+
+def setting(name: str) -> Say:
+    """A whole number among the settings, as it was run."""
+    return common(lambda result: result.setting(name))
+
+
+def find_recorded(run: Comparison, name: str) -> Spread | None:
+    return gather(result.number(name) for result in run.results)
+
+
+def find_loss(run: Comparison) -> float | None:
+    """Measured, padding counted: the mean over seeds."""
+    loss = run.measured.get("val_loss_padded")
+    return loss.mean if loss else None
+
+
+def find_printed_loss(run: Comparison) -> float | None:
+    return float(run.published["val_loss"]) if "val_loss" in run.published else None
 
 
 def divide_by_share(run: Comparison) -> str:
     """What the published loss would be over text alone, if padding cost nothing."""
-    share, loss = gather(result.number("text_share") for result in run.results), published_loss(run)
-    return f"{float(loss) / share.mean:.4f}" if share and loss is not None else ABSENT
+    share, loss = find_recorded(run, "text_share"), find_printed_loss(run)
+    return f"{loss / share.mean:.4f}" if share and loss is not None else ABSENT
 
 
-def padded_loss(run: Comparison) -> Spread | None:
-    """Measured, padding counted, over all seeds."""
-    return run.final.measured.get("val_loss_padded")
-
-
-def published_loss(run: Comparison) -> Decimal | None:
-    return None if run.experiment.published is None else run.experiment.published.val_loss
-
-
-def show_used(run: Comparison) -> str:
-    """Experts used of how many."""
-    used, experts = run.final.measured.get("experts_used"), run.final.measured.get("num_experts")
-    if used is None or experts is None:
-        return ABSENT
-    return f"{show_spread(used, int(len(used.values) > 1))} of {show_number(experts.mean)}"
-
-
-def show_rows(run: Comparison) -> str:
+def count_rows(result: Result) -> float | None:
     """Stories seen in training: steps × batch."""
-    steps = [(result.number("steps"), get_setting(result, "data.batch_size")) for result in run.results]
-    seen = gather(None if count is None else count * batch for count, batch in steps)
-    return show_common(seen, 0)
+    steps = result.number("steps")
+    return None if steps is None else steps * result.setting("data.batch_size")
 
 
-def show_passes(run: Comparison) -> str:
+def count_passes(result: Result) -> Any:
     """How often a run went over its stories."""
-    passes = (
-        result.record.get("epochs_scaled") or {"epochs": get_setting(result, "train.epochs")} for result in run.results
-    )
-    return show_common(gather(one.get("epochs") for one in passes), 1)
+    scaled = result.record.get("epochs_scaled")
+    return scaled.get("epochs") if scaled else result.setting("train.epochs")
 
 
-NAME = Run("run", lambda run: run.name, numeric=False, names=True)
-SEEDS = Run("seeds", lambda run: str(len(run.results)), names=True)
-SHARE = Run("share of text", common("text_share", 4))
-PUBLISHED = Run("published loss", published("val_loss"))
-PADDED = Run("padded loss", measured("val_loss_padded"))
-HONEST = Run("honest loss", measured("val_loss"))
-BITS = Run("bits per byte", measured("bits_per_byte"))
-GINI_ALL = Run("gini, padding counted", measured("gini_all"))
-GINI_REAL = Run("gini, real tokens", measured("gini_real"))
-USED = Run("experts used", show_used)
+def count_used(run: Comparison) -> str:
+    return f"{show_used(run)} of {show_experts(run)}" if "experts_used" in run.measured else ABSENT
 
 
-def tabulate(*names: str, cells: Sequence[Run]) -> Callable[[Evidence], AuditTable]:
-    """A table with one row a run: its name, the cells, and the number of seeds."""
-
-    def make(evidence: Evidence) -> AuditTable:
-        runs, missing = evidence.part(names)
-        return AuditTable(make_sheet("", (NAME, *cells, SEEDS), runs), missing, list_departures(runs))
-
-    return make
-
-
-def list_departures(runs: Sequence[Comparison]) -> list[str]:
-    """One sentence for each result that is not the registered run, its data apart."""
-
-    def explain(result: Result) -> Iterator[str]:
-        status = result.text("status")
-        if status and status != "finished":
-            yield f"{status}."
-        yield from explain_overrides(result)
-
-    results = [result for run in runs for result in run.results]
-    return [f"{r.experiment.name} (seed {r.seed}): {text}" for r in results if (text := " ".join(explain(r)))]
+CELLS: dict[str, Say] = {
+    "seq_len": setting("data.seq_len"),
+    "batch": setting("data.batch_size"),
+    "vocabulary": setting("model.vocab_size"),
+    "experts": setting("model.num_experts"),
+    "parameters": field("total_parameters"),
+    "share of text": field("text_share", 4),
+    "steps": field("steps"),
+    "rows seen": common(count_rows),
+    "passes over the stories": common(count_passes, 1),
+    "seconds": recorded("seconds", 1),
+    "largest logged gradient norm": recorded("max_gradient_norm", 2),
+    "published loss": printed("val_loss"),
+    "published ÷ share of text": divide_by_share,
+    "padded loss": measured("val_loss_padded"),
+    "loss as the report counts": lambda run: show_spread(run.final.loss),
+    "honest loss": measured("val_loss"),
+    "nats per token": measured("val_loss"),
+    "bits per byte": measured("bits_per_byte"),
+    "best step": field("best_step"),
+    "honest loss then": recorded("best_val_loss", 4),
+    "honest loss at the end": measured("val_loss"),
+    "published perplexity": printed("perplexity"),
+    "perplexity of the honest loss": measured("perplexity", 2),
+    "published gini": printed("gini"),
+    "gini, padding counted": measured("gini_all"),
+    "gini, real tokens": measured("gini_real"),
+    "published entropy, bits": printed("entropy_bits"),
+    "entropy, padding counted": measured("entropy_bits_all"),
+    "entropy, real tokens": measured("entropy_bits_real"),
+    "published used": printed("experts_used"),
+    "experts used": count_used,
+}
+"""What a column says of a run, by its header."""

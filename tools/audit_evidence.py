@@ -11,6 +11,7 @@ from some_moe.lab.published import Comparison, Result, Spread, compare_experimen
 from some_moe.lab.registry import EXPERIMENTS
 
 LENGTHS = "lengths-*.json"
+COMMAND = "some eval RUN --seq-lens 256,512 --json"
 PLACES = {experiment.name: place for place, experiment in enumerate(EXPERIMENTS)}
 
 
@@ -35,15 +36,11 @@ class Evidence:
     results: Sequence[Result] = ()
     lengths: Sequence[Length] = ()
 
-    def find(self, name: str) -> Comparison | None:
-        """One experiment with its results; None where it has none, or is not registered."""
-        results = [result for result in self.results if result.experiment.name == name]
-        return compare_experiment(results[0].experiment, results) if results else None
-
     def part(self, names: Iterable[str]) -> tuple[list[Comparison], list[str]]:
         """The named experiments that were measured, and the names of those that were not."""
-        found = {name: self.find(name) for name in names}
-        return [run for run in found.values() if run], [name for name, run in found.items() if run is None]
+        found = {name: [result for result in self.results if result.experiment.name == name] for name in names}
+        measured = [compare_experiment(results[0].experiment, results) for results in found.values() if results]
+        return measured, [name for name, results in found.items() if not results]
 
 
 def gather(values: Iterable[float | None]) -> Spread | None:
@@ -76,6 +73,5 @@ def _read_file(file: Path) -> tuple[str, str, int, list[Mapping[str, Any]]]:
     except (OSError, ValueError, KeyError, TypeError):
         whole = False
     if not whole:
-        command = "some eval RUN --seq-lens 256,512 --json"
-        raise ConfigError(f"{str(file)!r} is not what `{command}` prints for a registered run; measure it again")
+        raise ConfigError(f"{str(file)!r} is not what `{COMMAND}` prints for a registered run; measure it again")
     return run, split, seed, rows

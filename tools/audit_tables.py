@@ -1,191 +1,301 @@
-"""The tables of the audit, by name: each a function from what was measured to rows of text."""
+"""The tables of the audit by name, each a function from what was measured to Markdown."""
 
 import math
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from dataclasses import replace
 
-from some_moe.lab.published import Comparison, Result, loss_name
-from some_moe.lab.published_tables import ABSENT, Cell, make_sheet, show_number, show_spread
-from some_moe.lab.registry import EXPERIMENTS
+from some_moe.lab.card import list_changes
+from some_moe.lab.published import Comparison, Result, compare_experiment
+from some_moe.lab.published_tables import ABSENT, RUN, SEEDS, Cell, show_difference, show_number, show_spread
+from some_moe.lab.registry import EXPERIMENTS, find_experiment
 from tools.audit_cells import (
-    BITS,
-    GINI_ALL,
-    GINI_REAL,
-    HONEST,
-    LENGTH_FILES,
-    NAME,
-    PADDED,
-    PUBLISHED,
-    SEEDS,
-    SHARE,
-    USED,
-    AuditTable,
+    A_NAMES,
+    B_NAMES,
+    V_NAMES,
     Run,
-    common,
-    divide_by_share,
-    list_departures,
-    measured,
-    padded_loss,
-    published,
-    published_loss,
-    recorded,
-    setting,
+    Say,
+    find_loss,
+    find_printed_loss,
+    pick,
     show_common,
-    show_passes,
-    show_rows,
     tabulate,
+    write_table,
 )
 from tools.audit_evidence import Evidence, Length
-from tools.audit_studies import make_assumptions, make_collapse, make_spread
 
-V_NAMES = tuple(f"V{number}" for number in range(1, 11))
-A_NAMES = tuple(f"A{number}" for number in range(1, 7))
-B_NAMES = ("B1", "B2", "B3")
+LENGTH_FILES = "`results/audit/lengths-*.json`"
+LENGTH_COLUMNS = {
+    "share of text": ("text_share", True),
+    "padded loss": ("loss_padded", False),
+    "honest loss": ("loss", False),
+    "constant predictor, padded": ("constant_loss_padded", True),
+    "constant predictor, honest": ("constant_loss", True),
+    "gini, padding counted": ("gini_padded", False),
+    "gini, real tokens": ("gini", False),
+}
+"""{header: (field of the record, whether all seeds have it in common)}"""
 
 
-def make_lengths(evidence: Evidence) -> AuditTable:
+def write_lengths(evidence: Evidence) -> str:
     """Trained models, scored again in rows of several lengths."""
 
-    def find(name: str) -> Callable[[Length], str]:
-        return lambda row: show_spread(row.find(name), 4)
+    def find(name: str, is_common: bool) -> Callable[[Length], str]:
+        show = show_common if is_common else show_spread
+        return lambda row: show(row.find(name), 4)
 
-    def find_common(name: str) -> Callable[[Length], str]:
-        return lambda row: show_common(row.find(name), 4)
-
-    cells = (
-        Cell[Length]("run", lambda row: row.run, numeric=False, names=True),
-        Cell[Length]("split", lambda row: row.split, numeric=False, names=True),
-        Cell[Length]("seq_len", lambda row: str(row.seq_len), names=True),
-        Cell[Length]("share of text", find_common("text_share")),
-        Cell[Length]("padded loss", find("loss_padded")),
-        Cell[Length]("honest loss", find("loss")),
-        Cell[Length]("constant predictor, padded", find_common("constant_loss_padded")),
-        Cell[Length]("constant predictor, honest", find_common("constant_loss")),
-        Cell[Length]("gini, padding counted", find("gini_padded")),
-        Cell[Length]("gini, real tokens", find("gini")),
-        Cell[Length]("seeds", lambda row: str(len(row.records)), names=True),
+    cells: Sequence[Cell[Length]] = (
+        Cell("run", lambda row: row.run, numeric=False, names=True),
+        Cell("split", lambda row: row.split, numeric=False, names=True),
+        Cell("seq_len", lambda row: str(row.seq_len), names=True),
+        *(Cell(header, find(*column)) for header, column in LENGTH_COLUMNS.items()),
+        Cell("seeds", lambda row: str(len(row.records)), names=True),
     )
     missing = () if evidence.lengths else (f"trained models in rows of other lengths ({LENGTH_FILES})",)
-    return AuditTable(make_sheet("", cells, evidence.lengths), missing)
+    return write_table(cells, evidence.lengths, missing)
 
 
-def make_order(evidence: Evidence) -> AuditTable:
-    """A1 to A5 from the lowest measured loss to the highest, with their places in the published order."""
-    found, missing = evidence.part(A_NAMES[:5])
-    runs = sorted(found, key=_mean_loss)
-    by_published = [run.name for run in sorted(runs, key=lambda run: published_loss(run) or Decimal("Infinity"))]
-    places = {run.name: place for place, run in enumerate(runs, 1)}
-    cells = (
-        Run("place", lambda run: str(places[run.name]), names=True),
-        NAME,
-        PADDED,
-        Run("published place", lambda run: str(by_published.index(run.name) + 1)),
-        PUBLISHED,
+# --- what had to be assumed -----------------------------------------------------------------------------------
+
+ASSUMED = {
+    "V1": ("steady", "sines", "post-norm", "dropout"),
+    "V2": ("steady", "sines", "post-norm", "dropout"),
+    "V8": ("steady", "sines", "dropout"),
+    "A1": ("steady", "sines", "post-norm", "dropout"),
+    "A4": ("steady", "sines", "dropout"),
+    "B1": ("steady", "sines"),
+}
+"""Published runs, and the other choices that each was run with."""
+
+
+def write_assumptions(evidence: Evidence) -> str:
+    """Published runs with one assumption changed at a time, each against the published loss."""
+
+    def judge(run: Comparison) -> Comparison:
+        """The run, with its end judged as if the report had made the same choice."""
+        base = find_experiment(run.name.split("-")[0])
+        return replace(run, final=replace(compare_experiment(base, ()).final, measured=run.measured))
+
+    runs, missing = evidence.part(
+        name for base, others in ASSUMED.items() for name in (base, *(f"{base}-{other}" for other in others))
+    )
+    cells: Sequence[Run] = (
+        RUN,
+        *pick("published loss", "padded loss"),
+        Run("difference", lambda run: show_difference(run.final)),
+        Run("verdict", lambda run: run.final.verdict, numeric=False),
+        *pick("honest loss", "published gini", "gini, padding counted"),
         SEEDS,
     )
-    return AuditTable(make_sheet("", cells, runs), missing, list_departures(runs))
+    return write_table(cells, [judge(run) for run in runs], missing, runs)
 
 
-def _mean_loss(run: Comparison) -> float:
-    loss = padded_loss(run)
-    return math.inf if loss is None else loss.mean
+# --- differences and seeds ------------------------------------------------------------------------------------
 
+PAIRS = (
+    ("V9", "V8"), ("V10", "V8"), ("V10", "V9"), ("B1", "A4"), ("B2", "A4"), ("B3", "A4"), ("A2", "A1"), ("A3", "A1"),
+    ("A4", "A1"), ("A4", "A2"), ("A5", "A3"),
+)  # fmt: skip
+"""The differences from which the reports draw conclusions."""
+Pair = tuple[Comparison, Comparison]
+Find = Callable[[Comparison], float | None]
+
+
+def write_spread(evidence: Evidence) -> str:
+    """Differences from which the reports conclude, beside the spread between seeds."""
+    runs, missing = evidence.part(dict.fromkeys(name for pair in PAIRS for name in pair))
+    found = {run.name: run for run in runs}
+    deviation, degrees = pool_seeds(evidence)
+
+    def subtract(pair: Pair, find: Find) -> float | None:
+        later, base = map(find, pair)
+        return None if later is None or base is None else later - base
+
+    def sign(find: Find) -> Callable[[Pair], str]:
+        return lambda pair: ABSENT if (value := subtract(pair, find)) is None else f"{value:+.4f}"
+
+    def weigh(pair: Pair, find: Find, *seeds: int) -> str:
+        """A difference between means over so many seeds, in its standard errors."""
+        difference = subtract(pair, find)
+        if difference is None or not deviation:
+            return ABSENT
+        return f"{abs(difference) / (deviation * math.sqrt(sum(1 / num for num in seeds))):.1f}"
+
+    def count(pair: Pair) -> tuple[int, int]:
+        return len(pair[0].results), len(pair[1].results)
+
+    spread = ABSENT if deviation is None else f"{deviation:.4f} ({degrees})"
+    cells: Sequence[Cell[Pair]] = (
+        Cell("runs", lambda pair: f"{pair[0].name} − {pair[1].name}", numeric=False, names=True),
+        Cell("published difference", sign(find_printed_loss)),
+        Cell("measured difference", sign(find_loss)),
+        Cell("deviation between seeds (degrees of freedom)", lambda _: spread),
+        Cell("published, in standard errors", lambda pair: weigh(pair, find_printed_loss, 1, 1)),
+        Cell("measured, in standard errors", lambda pair: weigh(pair, find_loss, *count(pair))),
+        Cell("seeds", lambda pair: "{} and {}".format(*count(pair)), names=True),
+    )
+    return write_table(cells, [(found[a], found[b]) for a, b in PAIRS if a in found and b in found], missing, runs)
+
+
+def pool_seeds(evidence: Evidence) -> tuple[float | None, int]:
+    """The standard deviation between seeds of one run, pooled over runs with several; and its degrees of freedom."""
+    runs, _ = evidence.part(dict.fromkeys(result.experiment.name for result in evidence.results))
+    losses = [run.measured["val_loss_padded"] for run in runs if "val_loss_padded" in run.measured]
+    degrees = sum(len(loss.values) - 1 for loss in losses)
+    squares = sum((len(loss.values) - 1) * (loss.stdev or 0.0) ** 2 for loss in losses)
+    return (math.sqrt(squares / degrees) if degrees else None), degrees
+
+
+def write_order(evidence: Evidence) -> str:
+    """A1 to A5 from the lowest measured loss to the highest, with their places in the published order."""
+    found, missing = evidence.part(A_NAMES[:5])
+
+    def rank(runs: Sequence[Comparison], find: Find) -> list[Comparison]:
+        return sorted(runs, key=lambda run: math.inf if (loss := find(run)) is None else loss)
+
+    runs = rank(found, find_loss)
+    places = {run.name: str(place) for place, run in enumerate(runs, 1)}
+    published = {run.name: str(place) for place, run in enumerate(rank(runs, find_printed_loss), 1)}
+    cells: Sequence[Run] = (
+        Run("place", lambda run: places[run.name], names=True),
+        RUN,
+        *pick("padded loss"),
+        Run("published place", lambda run: published[run.name]),
+        *pick("published loss"),
+        SEEDS,
+    )
+    return write_table(cells, runs, missing, runs)
+
+
+# --- the collapse ---------------------------------------------------------------------------------------------
+
+
+def write_collapse(evidence: Evidence) -> str:
+    """A6 as published and as measured, what was changed to find its fault, and a predictor that ignores its input."""
+    base = find_experiment("A6")
+    assert base.published is not None
+    runs, missing = evidence.part(e.name for e in EXPERIMENTS if e is base or e.derived_from == base.name)
+    if not runs:
+        return write_table((), (), missing)
+
+    def at(epoch: int, name: str) -> Say:
+        return lambda run: show_spread(next((p.measured.get(name) for p in run.epochs if p.epoch == epoch), None))
+
+    def list_changed(run: Comparison) -> str:
+        changes = list_changes(base, run.experiment)
+        return ", ".join(f"{change.field} {change.before} → {change.after}" for change in changes) or "nothing"
+
+    epochs, published = [], {"run": "A6, published"}
+    for row in base.published.epochs:
+        for kind, name, value in (("train", "train_loss", row.train_loss), ("val", "val_loss_padded", row.val_loss)):
+            epochs.append(Run(f"epoch {row.epoch}, {kind}", at(row.epoch, name)))
+            published[epochs[-1].header] = ABSENT if value is None else str(value)
+    cells: Sequence[Run] = (
+        RUN,
+        Run("changed", list_changed, numeric=False),
+        *epochs,
+        *pick("honest loss", "gini, padding counted", "gini, real tokens", "experts used"),
+        *pick("largest logged gradient norm"),
+        SEEDS,
+    )
+    rows = [published, *({cell.header: cell.say(run) for cell in cells} for run in runs)]
+    seq_len = base.config.data.seq_len
+    constant = find_constant(evidence, seq_len, base.config.model.vocab_size)
+    if constant is None:
+        missing.append(f"the constant predictor in rows of {seq_len} ({LENGTH_FILES})")
+    else:
+        row_name = f"constant predictor (on the {constant.split} rows of {constant.run}, {seq_len} long)"
+        padded, honest = (show_common(constant.find(name), 4) for name in ("constant_loss_padded", "constant_loss"))
+        rows.append({"run": row_name, epochs[-1].header: padded, "honest loss": honest})
+
+    def look_up(header: str) -> Callable[[dict[str, str]], str]:
+        return lambda row: row.get(header, ABSENT)
+
+    return write_table([Cell(c.header, look_up(c.header), c.numeric) for c in cells], rows, missing, runs)
+
+
+def find_constant(evidence: Evidence, seq_len: int, vocab_size: int) -> Length | None:
+    """Rows like A6's: of that length and vocabulary, of series A and of validation where there are some."""
+    alike = []
+    for length in evidence.lengths:
+        run = next((e for e in EXPERIMENTS if e.name == length.run), None)
+        if run and length.seq_len == seq_len and run.config.model.vocab_size == vocab_size:
+            strangeness = (run.series != find_experiment("A6").series, length.split != "valid")
+            alike.append((strangeness, length))
+    return min(alike, key=lambda found: found[0])[1] if alike else None
+
+
+# --- the cost -------------------------------------------------------------------------------------------------
 
 Group = tuple[str, Sequence[Result]]
 """A series and its results."""
 
 
-def make_cost(evidence: Evidence) -> AuditTable:
+def write_cost(evidence: Evidence) -> str:
     """Steps, seconds and speed of every result, by series and in all."""
-    groups: dict[str, list[Result]] = {}
-    for result in evidence.results:
-        groups.setdefault(result.experiment.series, []).append(result)
-    rows: list[Group] = list(groups.items())
-    if rows:
-        rows.append(("all", evidence.results))
+    series = dict.fromkeys(result.experiment.series for result in evidence.results)
+    groups: list[Group] = [(one, [r for r in evidence.results if r.experiment.series == one]) for one in series]
+    if groups:
+        groups.append(("all", evidence.results))
 
-    def add(results: Sequence[Result], name: str) -> float | None:
+    def add(group: Group, name: str) -> float | None:
         """The sum; None where a result does not say its part."""
-        parts = [result.number(name) for result in results]
-        return None if None in parts else sum(part for part in parts if part is not None)
+        parts = [part for result in group[1] if (part := result.number(name)) is not None]
+        return sum(parts) if len(parts) == len(group[1]) else None
 
-    def show_speed(results: Sequence[Result]) -> str:
-        tokens, seconds = add(results, "tokens"), add(results, "seconds")
-        return show_number(tokens / seconds) if tokens is not None and seconds else ABSENT
+    def find_speed(group: Group) -> float | None:
+        tokens, seconds = add(group, "tokens"), add(group, "seconds")
+        return tokens / seconds if tokens is not None and seconds else None
 
-    cells = (
-        Cell[Group]("series", lambda group: group[0], numeric=False, names=True),
-        Cell[Group]("runs", lambda group: str(len(group[1]))),
-        Cell[Group]("steps", lambda group: show_number(add(group[1], "steps"))),
-        Cell[Group]("seconds of training", lambda group: show_number(add(group[1], "seconds"))),
-        Cell[Group]("real tokens per second", lambda group: show_speed(group[1])),
+    cells: Sequence[Cell[Group]] = (
+        Cell("series", lambda group: group[0], numeric=False, names=True),
+        Cell("runs", lambda group: str(len(group[1]))),
+        Cell("steps", lambda group: show_number(add(group, "steps"))),
+        Cell("seconds of training", lambda group: show_number(add(group, "seconds"))),
+        Cell("real tokens per second", lambda group: show_number(find_speed(group))),
     )
     _, missing = evidence.part(e.name for e in EXPERIMENTS if e.published is not None)
-    return AuditTable(make_sheet("", cells, rows), missing)
+    return write_table(cells, groups, missing)
 
 
 # --- by name --------------------------------------------------------------------------------------------------
 
-TABLES: dict[str, Callable[[Evidence], AuditTable]] = {
+TABLES: dict[str, Callable[[Evidence], str]] = {
     "context": tabulate(
-        "V2", "V8", "V7",
-        cells=(
-            Run("seq_len", setting("data.seq_len")), Run("batch", setting("data.batch_size")), SHARE, PUBLISHED,
-            Run("published ÷ share of text", divide_by_share), PADDED, HONEST, BITS,
-        ),
+        ("V2", "V8", "V7"),
+        "seq_len", "batch", "share of text", "published loss", "published ÷ share of text", "padded loss",
+        "honest loss", "bits per byte",
     ),
-    "lengths": make_lengths,
+    "lengths": write_lengths,
     "gini": tabulate(
-        *A_NAMES, *B_NAMES, *V_NAMES,
-        cells=(
-            Run("published gini", published("gini")), GINI_ALL, GINI_REAL,
-            Run("published entropy, bits", published("entropy_bits")),
-            Run("entropy, padding counted", measured("entropy_bits_all")),
-            Run("entropy, real tokens", measured("entropy_bits_real")),
-            Run("published used", published("experts_used")), USED,
-        ),
+        (*A_NAMES, *B_NAMES, *V_NAMES),
+        "published gini", "gini, padding counted", "gini, real tokens", "published entropy, bits",
+        "entropy, padding counted", "entropy, real tokens", "published used", "experts used",
     ),
     "pace": tabulate(
-        "V7", "V8", "V7-half", "V8-long",
-        cells=(
-            Run("batch", setting("data.batch_size")), Run("steps", common("steps")), Run("rows seen", show_rows),
-            PUBLISHED, PADDED, HONEST,
-        ),
+        ("V7", "V8", "V7-half", "V8-long"),
+        "batch", "steps", "rows seen", "published loss", "padded loss", "honest loss",
     ),
     "vocabulary": tabulate(
-        "V2", "V4",
-        cells=(
-            Run("vocabulary", setting("model.vocab_size")), Run("nats per token", measured("val_loss")), BITS, PADDED,
-            PUBLISHED,
-        ),
+        ("V2", "V4"), "vocabulary", "nats per token", "bits per byte", "padded loss", "published loss"
     ),
     "experts": tabulate(
-        "A4", *B_NAMES,
-        cells=(
-            Run("experts", setting("model.num_experts")), Run("parameters", common("total_parameters")),
-            PUBLISHED, PADDED, HONEST, GINI_REAL, USED, Run("seconds", recorded("seconds", 1)),
-        ),
+        ("A4", *B_NAMES),
+        "experts", "parameters", "published loss", "padded loss", "honest loss", "gini, real tokens", "experts used",
+        "seconds",
     ),
     "passes": tabulate(
-        *V_NAMES, *A_NAMES, *B_NAMES,
-        cells=(
-            Run("passes over the stories", show_passes), Run("steps", common("steps")),
-            Run("best step", common("best_step")), Run("honest loss then", recorded("best_val_loss", 4)),
-            Run("honest loss at the end", measured("val_loss")),
-        ),
+        (*V_NAMES, *A_NAMES, *B_NAMES),
+        "passes over the stories", "steps", "best step", "honest loss then", "honest loss at the end",
     ),
-    "assumptions": make_assumptions,
-    "spread": make_spread,
-    "order": make_order,
+    "assumptions": write_assumptions,
+    "spread": write_spread,
+    "order": write_order,
     "mvp": tabulate(
-        "mvp-v2", "mvp-v3", "mvp-v4", "mvp-v6", "v2-professional", "v3.5-decay-fix", "v5-linear", "v5-mlp",
-        "v6-decay-fix", "v7-clamp-fix",
-        cells=(
-            PUBLISHED, Run("published perplexity", published("perplexity")),
-            Run("loss as the report counts", lambda run: measured(loss_name(run.experiment))(run)), HONEST,
-            Run("perplexity of the honest loss", measured("perplexity", 2)), SHARE,
-        ),
+        ("mvp-v2", "mvp-v3", "mvp-v4", "mvp-v6", "v2-professional", "v3.5-decay-fix", "v5-linear", "v5-mlp",
+         "v6-decay-fix", "v7-clamp-fix"),
+        "published loss", "published perplexity", "loss as the report counts", "honest loss",
+        "perplexity of the honest loss", "share of text",
     ),
-    "collapse": make_collapse,
-    "cost": make_cost,
+    "collapse": write_collapse,
+    "cost": write_cost,
 }  # fmt: skip

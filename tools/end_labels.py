@@ -1,55 +1,31 @@
 """Names at the right ends of lines, one above the other, so that none hides another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-FONT_SIZE = 8.5
+from some_moe.lab.label_places import FONT_SIZE, find_renderer
+
 LEADING = 1.05  # from one name to the next, in heights of a line of text
+JOIN: Any = {"arrowstyle": "-", "linewidth": 0.6, "alpha": 0.7, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 3}
 
 
-@dataclass(frozen=True)
-class End:
-    """A name, and the last point of its line in the axes' units."""
-
-    text: str
-    x: float
-    y: float
-    colour: str
-
-
-def label_ends(axes: Axes, ends: Sequence[End], x: float) -> None:
+def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, str]], x: float) -> None:
     """Write each name from x on, as near to the height of its line's end as the others let it; a thin line joins them.
 
-    The layout must be settled, and the y axis linear.
+    ends: (name, x and y of the line's last point, colour). The layout must be settled, and the y axis linear.
     """
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    assert isinstance(figure.canvas, FigureCanvasAgg)
     sample = axes.text(x, 0, "Ag", fontsize=FONT_SIZE, in_layout=False)
-    height = sample.get_window_extent(figure.canvas.get_renderer()).height  # type: ignore[no-untyped-call]
+    height = sample.get_window_extent(find_renderer(axes)).height
     sample.remove()
     low, high = axes.get_ylim()
     line = LEADING * height / axes.bbox.height * (high - low)
-    ordered = sorted(ends, key=lambda end: end.y)  # stable: of equal ends the first named stays lowest
-    places = spread_apart([end.y for end in ordered], gap=line, low=low + line / 2, high=high - line / 2)
-    for end, y in zip(ordered, places, strict=True):
-        axes.annotate(
-            end.text,
-            (end.x, end.y),
-            xytext=(x, y),
-            color=end.colour,
-            fontsize=FONT_SIZE,
-            va="center_baseline",
-            in_layout=False,
-            arrowprops={
-                "arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "alpha": 0.7,
-                "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 3,
-            },
-            zorder=5,
-        )  # fmt: skip
+    ordered = sorted(ends, key=lambda end: end[2])  # stable: of equal ends the first named stays lowest
+    places = spread_apart([y for _, _, y, _ in ordered], gap=line, low=low + line / 2, high=high - line / 2)
+    for (name, end, y, colour), place in zip(ordered, places, strict=True):
+        look: Any = {"color": colour, "fontsize": FONT_SIZE, "va": "center_baseline", "in_layout": False, "zorder": 5}
+        axes.annotate(name, (end, y), xytext=(x, place), arrowprops={**JOIN, "color": colour}, **look)
 
 
 def spread_apart(wanted: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:

@@ -4,17 +4,17 @@ What a report states and what is assumed here are kept apart, and each published
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from some_moe.glass.page.markdown import plain, sentence
 from some_moe.lab.card import format_value
 from some_moe.lab.published import NOT_MEASURED, OUTSIDE, WITHIN, Comparison
 from some_moe.lab.published_tables import LOSSES, show_experts, show_spread
 from some_moe.lab.registry.records import Experiment, Published
+from tools.audit_cells import A_NAMES, B_NAMES, V_NAMES
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry: a version, what it was about, its runs, and those whose figures the published index names."""
 
     version: str
@@ -25,15 +25,13 @@ class Entry:
 
 ENTRIES = (
     Entry("v2", "professional ablation runs", ("v2-professional",)),
-    Entry("v3", "ablation runs", tuple(f"V{number}" for number in range(1, 11)), ("V3", "V6", "V7")),
+    Entry("v3", "ablation runs", V_NAMES, ("V3", "V6", "V7")),
     Entry("v3.5", "decay fix", ("v3.5-decay-fix",)),
-    Entry("v4", "ablation series A, B and C", ("A1", "A2", "A3", "A4", "A5", "A6", "B1", "B2", "B3"),
-          ("A1", "A4", "B1")),
+    Entry("v4", "ablation series A, B and C", (*A_NAMES, *B_NAMES), ("A1", "A4", "B1")),
     Entry("v5", "eight fixes, linear and MLP query network", ("v5-linear", "v5-mlp")),
     Entry("v6", "decay fix", ("v6-decay-fix",)),
     Entry("v7", "clamp fix", ("v7-clamp-fix",)),
-)  # fmt: skip
-
+)
 FIELDS = {
     "Dataset": ("data.source", "data.train_subset_size", "data.val_subset_size", "model.vocab_size"),
     "Config": (
@@ -70,10 +68,8 @@ def _list(title: str, texts: Mapping[str, Sequence[str]]) -> list[str]:
     for name, sentences in texts.items():
         for text in sentences:
             runs.setdefault(text, []).append(name)
-    lines = [
-        sentence(text if len(names) == len(texts) else f"{', '.join(names)}: {text}") for text, names in runs.items()
-    ]
-    return [f"- **{title}**:", *(f"  - {line}" for line in lines)] if lines else []
+    lines = [text if len(names) == len(texts) else f"{', '.join(names)}: {text}" for text, names in runs.items()]
+    return [f"- **{title}**:", *(f"  - {sentence(line)}" for line in lines)] if lines else []
 
 
 def _describe_fields(fields: Sequence[str], runs: Sequence[Experiment]) -> str:

@@ -5,19 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from some_moe.glass.figures.canvas import GREEN, GREY, INK, PURPLE, add_legend_below, make_panels, styled
+from some_moe.lab.label_places import FONT_SIZE
 from some_moe.lab.published import Comparison
-from tools.audit_cells import padded_loss, published_loss
+from some_moe.lab.published_figures import PublishedFigure, settle
+from tools.audit_cells import A_NAMES, B_NAMES, V_NAMES, find_printed_loss
 from tools.audit_evidence import Evidence
-from tools.audit_tables import A_NAMES, B_NAMES, V_NAMES
-from tools.end_labels import FONT_SIZE
-from tools.figures_published import PublishedFigure, digest_content
 
 HOLLOW: Any = {
     "marker": "D", "markersize": 6, "color": INK, "linestyle": "", "markerfacecolor": "none", "markeredgewidth": 1.2,
 }  # fmt: skip
+ARROW: Any = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 2, "shrinkB": 0}
 ROW_HEIGHT = 0.21  # inches
 SERIES_GAP = 0.7  # rows
 
@@ -39,14 +38,14 @@ def _lay_rows(axes: Axes, runs: Sequence[Comparison]) -> list[float]:
 def draw_gini(evidence: Evidence) -> PublishedFigure | None:
     """Gini of every published run with padding counted and over real tokens, and as printed."""
     runs, _ = evidence.part((*V_NAMES, *A_NAMES, *B_NAMES))
-    runs = [run for run in runs if "gini_all" in run.final.measured and "gini_real" in run.final.measured]
+    runs = [run for run in runs if {"gini_all", "gini_real"} <= run.measured.keys()]
     if not runs:
         return None
     title = "How much of the concentration is padding"
     figure, (axes,) = make_panels(1, title, height=ROW_HEIGHT * (len(runs) + 6))
     rows = _lay_rows(axes, runs)
-    real, padded = ([run.final.measured[name].mean for run in runs] for name in ("gini_real", "gini_all"))
-    printed = [float(run.final.published.get("gini", math.nan)) for run in runs]  # what is not a number is not drawn
+    real, padded = ([run.measured[name].mean for run in runs] for name in ("gini_real", "gini_all"))
+    printed = [float(run.published.get("gini", math.nan)) for run in runs]  # what is not a number is not drawn
     axes.hlines(rows, real, padded, color=GREY, linewidth=1.4)
     axes.plot(real, rows, "s", color=GREEN, markersize=5.5, label="real tokens")
     axes.plot(padded, rows, "o", color=PURPLE, markersize=6.5, label="padding counted")
@@ -57,7 +56,9 @@ def draw_gini(evidence: Evidence) -> PublishedFigure | None:
         "Gini of the middle layer's experts in validation, once with padding counted, as the reports do, and once over "
         "real tokens alone (means over seeds): the line between them is what padding adds."
     )
-    return _finish_rows(title, caption, figure, [[run.name for run in runs], real, padded, printed])
+    settle(figure)
+    content = [[run.name for run in runs], real, padded, printed]
+    return PublishedFigure(title=title, caption=caption, figure=figure, content=content)
 
 
 SEED_PANELS = ((*A_NAMES, *B_NAMES), V_NAMES[7:])  # rows of 768, and rows of 512: losses of two kinds
@@ -67,7 +68,7 @@ FAR = 0.2  # a published loss that is off by more than this share is an arrow, l
 @styled
 def draw_seeds(evidence: Evidence) -> PublishedFigure | None:
     """The padded loss of each seed beside the printed one."""
-    groups = [[run for run in evidence.part(names)[0] if padded_loss(run) is not None] for names in SEED_PANELS]
+    groups = [[run for run in evidence.part(names)[0] if "val_loss_padded" in run.measured] for names in SEED_PANELS]
     groups = [runs for runs in groups if runs]
     if not groups:
         return None
@@ -88,14 +89,15 @@ def draw_seeds(evidence: Evidence) -> PublishedFigure | None:
         "Padded validation loss at the end of each run: a dot a seed, beside the published value; where that lies far "
         "off, an arrow points to it."
     )
-    return _finish_rows(title, caption, figure, content)
+    settle(figure)
+    return PublishedFigure(title=title, caption=caption, figure=figure, content=content)
 
 
 def _draw_seeds(axes: Axes, runs: Sequence[Comparison]) -> list[Any]:
     """Draw one panel; return what it shows."""
     rows = _lay_rows(axes, runs)
-    seeds = [spread.values if (spread := padded_loss(run)) else () for run in runs]
-    printed = [float(value) if (value := published_loss(run)) is not None else math.nan for run in runs]
+    seeds = [run.measured["val_loss_padded"].values for run in runs]
+    printed = [math.nan if (loss := find_printed_loss(run)) is None else loss for run in runs]
     measured = [value for values in seeds for value in values]
     low, high = min(measured) * (1 - FAR), max(measured) * (1 + FAR)
     near = [value if low <= value <= high else math.nan for value in printed]
@@ -106,29 +108,12 @@ def _draw_seeds(axes: Axes, runs: Sequence[Comparison]) -> list[Any]:
     shown = [value for value in (*measured, *near) if not math.isnan(value)]
     room = 0.06 * (max(shown) - min(shown)) or 0.01
     axes.set_xlim(min(shown) - room, max(shown) + room)
-    for loss, y in zip(printed, rows, strict=True):
-        if loss < low or loss > high:
-            _point_out(axes, loss, y, to_the_right=loss > high)
+    for value, y in zip(printed, rows, strict=True):
+        if value < low or value > high:  # an arrow at the edge of the panel, with the number that lies beyond
+            edge, tail, side = (1.0, 0.91, "right") if value > high else (0.0, 0.09, "left")
+            place = axes.get_yaxis_transform()
+            axes.annotate(
+                f"published {value:.4f}", (edge, y), xytext=(tail, y), xycoords=place, textcoords=place,
+                fontsize=FONT_SIZE, ha=side, va="center", arrowprops=ARROW,
+            )  # fmt: skip
     return [[run.name for run in runs], seeds, printed]
-
-
-def _point_out(axes: Axes, value: float, y: float, *, to_the_right: bool) -> None:
-    """An arrow at the edge of the panel, with the number that lies beyond."""
-    edge, tail = (1.0, 0.91) if to_the_right else (0.0, 0.09)
-    axes.annotate(
-        f"published {value:.4f}",
-        (edge, y),
-        xytext=(tail, y),
-        xycoords=axes.get_yaxis_transform(),
-        textcoords=axes.get_yaxis_transform(),
-        fontsize=FONT_SIZE,
-        ha="right" if to_the_right else "left",
-        va="center",
-        arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 2, "shrinkB": 0},
-    )
-
-
-def _finish_rows(title: str, caption: str, figure: Figure, content: Sequence[Any]) -> PublishedFigure:
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    return PublishedFigure(title=title, caption=caption, figure=figure, digest=digest_content(content))

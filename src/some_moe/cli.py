@@ -84,7 +84,6 @@ COMMANDS: Commands = {
             "show": ("print all about one", "registry:show_experiment"),
             "run": ("run some of them, on any data", "experiments:run_experiments"),
             "compare": ("set measured figures beside the published ones", "results:compare_published"),
-            "docs": ("write the results as a document", "results:write_documents"),
         },
     ),
     "bench": (

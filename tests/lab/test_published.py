@@ -26,12 +26,12 @@ from some_moe.lab.published import (
     judge,
     read_results,
 )
+from some_moe.lab.published_figures import Mark, draw_losses, find_crowd
 from some_moe.lab.published_tables import format_comparisons, group_comparisons
 from some_moe.lab.registry import find_experiment
 from some_moe.lab.registry.tolerances import TOLERANCES, Tolerance, find_tolerance
 from some_moe.lab.result_notes import list_notes
 from some_moe.layout import Style
-from tools.figures_published import Mark, draw_losses, find_crowd
 
 MakeUp = Callable[..., Path]
 
@@ -164,6 +164,14 @@ def test_absent_fields_leave_gaps_and_nothing_else(make_up: MakeUp) -> None:
     assert "published, not measured yet" in text
 
 
+def test_a_run_without_usage_has_gaps_beside_one_with_it(make_up: MakeUp) -> None:
+    make_up("A1")
+    path = make_up("A2", layers=None, published_epochs=None)
+    text = format_comparisons(list(compare(path, "A").values()), every_epoch=False, width=80, style=Style())
+    words = " ".join(text.split())
+    assert "A1 64 44 64 A2 64 – –" in words
+
+
 def test_files_that_are_no_results_are_left_out_by_name(make_up: MakeUp) -> None:
     path = make_up("A1")
     (path.parent / "notes.json").write_text("[1]")
@@ -269,6 +277,7 @@ def test_compare_writes_markdown_and_a_figure(here: Path) -> None:
     text = (here / "out.md").read_text(encoding="utf-8")
     assert "| A1 | 0.7629 | 0.7600 ± 0.0100 | -0.0029 | within |" in text
     assert "[A1-seed0](results/A1-seed0.json)" in text
+    assert "Made by `some experiments compare` from the files in `results`." in text
     with Image.open(here / "out.png") as image:
         assert image.width == 1000
         assert len(image.convert("RGB").getcolors(1 << 24)) > 20

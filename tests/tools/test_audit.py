@@ -1,6 +1,7 @@
 """docs/audit.md: its prose stays, its tables are those of the results, and what is not measured is said."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -8,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from some_moe.cli import main
 from some_moe.config import ConfigError
 from some_moe.lab.lengths import LengthScore
 from some_moe.lab.published import read_results
 from some_moe.lab.registry import find_experiment
-from tools.audit import MARKER, fill_audit, write_table
+from tools.audit import MARKER, fill_audit
 from tools.audit_evidence import Evidence, read_lengths
 from tools.audit_tables import TABLES
+from tools.documents import main
 
 MakeUp = Callable[..., Path]
 REPOSITORY = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ def read(tmp_path: Path) -> Callable[[str], str]:
 
     def write(name: str) -> str:
         folder = tmp_path / "results"
-        return write_table(name, Evidence(results=read_results(folder)[0], lengths=read_lengths(folder / "audit")))
+        return TABLES[name](Evidence(results=read_results(folder)[0], lengths=read_lengths(folder / "audit")))
 
     return write
 
@@ -45,10 +46,32 @@ def write_lengths(folder: Path, run: str, seed: int = 0, *, split: str = "valid"
     return path
 
 
-def read_rows(text: str) -> list[dict[str, str]]:
+Figure = float | tuple[float, ...] | str | None
+
+
+def read_figure(cell: str) -> Figure:
+    """What a cell holds: a number, several ("0.71 ± 0.01", "44 of 64"), words, or None for a dash."""
+    numbers = tuple(float(found.replace(",", "")) for found in re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?", cell))
+    if re.sub(r"[-+\d.,%()±\s]|\b(of|and)\b", "", cell):
+        return None if cell == "–" else cell
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def read_rows(text: str) -> list[dict[str, Figure]]:
     """The rows of a Markdown table, by header."""
     table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.split("\n\n")[0].splitlines()]
-    return [dict(zip(table[0], row, strict=True)) for row in table[2:]]
+    return [dict(zip(table[0], map(read_figure, row), strict=True)) for row in table[2:]]
+
+
+def read_runs(text: str, name: str = "run") -> dict[Figure, dict[str, Figure]]:
+    """The rows by the cell that names them, in their order."""
+    return {row.pop(name): row for row in read_rows(text)}
+
+
+def test_a_cell_is_read_as_its_numbers() -> None:
+    cells = ("1,248", "0.7100 ± 0.0141", "44.0 ± 0.0 of 64", "-0.3305 (-12.9%)", "3 and 2", "–", "A4", "+0.0100")
+    expected = [1248, (0.71, 0.0141), (44, 0, 64), (-0.3305, -12.9), (3, 2), None, "A4", 0.01]
+    assert [read_figure(cell) for cell in cells] == expected
 
 
 # --- each table -----------------------------------------------------------------------------------------------
@@ -59,12 +82,19 @@ def test_context_divides_the_published_loss_by_the_share_of_text(make_up: MakeUp
     for seed in range(2):
         make_up("V8", seed, loss=1.2 + 0.02 * seed, text_share=0.386)
     text = read("context")
-    assert text.splitlines()[2:] == [
-        "| V2 | 256 | 128 | 0.7200 | 2.2681 | 3.1501 | 2.2000 | 4.2000 | 0.9999 | 1 |",
-        "| V8 | 512 | 128 | 0.3860 | 1.2117 | 3.1391 | 1.2100 ± 0.0141 | 3.2100 ± 0.0141 | 0.9999 ± 0.0000 | 2 |",
-        "",
-        "Not measured yet: V7.",
-    ]
+    runs = read_runs(text)
+    assert list(runs) == ["V2", "V8"]
+    assert runs["V2"] == {
+        "seq\\_len": 256, "batch": 128, "share of text": 0.72, "published loss": 2.2681,
+        "published ÷ share of text": 3.1501, "padded loss": 2.2, "honest loss": 4.2, "bits per byte": 0.9999,
+        "seeds": 1,
+    }  # fmt: skip
+    assert runs["V8"] == {
+        "seq\\_len": 512, "batch": 128, "share of text": 0.386, "published loss": 1.2117,
+        "published ÷ share of text": 3.1391, "padded loss": (1.21, 0.0141), "honest loss": (3.21, 0.0141),
+        "bits per byte": (0.9999, 0), "seeds": 2,
+    }  # fmt: skip
+    assert text.endswith("\n\nNot measured yet: V7.")
 
 
 def test_lengths_stand_in_the_order_of_the_registry_with_their_seeds_together(
@@ -74,60 +104,87 @@ def test_lengths_stand_in_the_order_of_the_registry_with_their_seeds_together(
     write_lengths(tmp_path, "A1", 0, loss=2.8)
     write_lengths(tmp_path, "A1", 1, loss=2.9)
     write_lengths(tmp_path, "V2", split="test")
-    assert read("lengths").splitlines()[2:] == [
-        "| V2 | test | 256 | 0.7500 | 2.1000 | 2.8000 | 4.5000 | 5.9000 | 0.8000 | 0.5000 | 1 |",
-        "| V2 | test | 768 | 0.2500 | 0.7000 | 2.8000 | 2.1000 | 5.9000 | 0.8000 | 0.5000 | 1 |",
-        "| A1 | valid | 256 | 0.7500 | 2.1000 ± 0.0000 | 2.8500 ± 0.0707 | 4.5000 | 5.9000 | 0.8000 ± 0.0000 "
-        "| 0.5000 ± 0.0000 | 2 |",
-        "| A1 | valid | 768 | 0.2500 | 0.7000 ± 0.0000 | 2.8500 ± 0.0707 | 2.1000 | 5.9000 | 0.8000 ± 0.0000 "
-        "| 0.5000 ± 0.0000 | 2 |",
-    ]
+    rows = read_rows(read("lengths"))
+    assert [(row["run"], row["split"], row["seq\\_len"], row["seeds"]) for row in rows] == [
+        ("V2", "test", 256, 1), ("V2", "test", 768, 1), ("A1", "valid", 256, 2), ("A1", "valid", 768, 2),
+    ]  # fmt: skip
+    assert [row["share of text"] for row in rows] == [0.75, 0.25] * 2
+    assert [row["padded loss"] for row in rows] == [2.1, 0.7, (2.1, 0), (0.7, 0)]
+    assert [row["honest loss"] for row in rows] == [2.8, 2.8, (2.85, 0.0707), (2.85, 0.0707)]
+    assert [row["constant predictor, padded"] for row in rows] == [4.5, 2.1] * 2
+    assert [row["constant predictor, honest"] for row in rows] == [5.9] * 4
+    assert [row["gini, padding counted"] for row in rows] == [0.8, 0.8, (0.8, 0), (0.8, 0)]
+    assert [row["gini, real tokens"] for row in rows] == [0.5, 0.5, (0.5, 0), (0.5, 0)]
 
 
 def test_gini_and_entropy_are_shown_with_padding_and_without(make_up: MakeUp, read: Callable[[str], str]) -> None:
     make_up("V7")
     make_up("A1")
-    lines = read("gini").splitlines()
-    assert lines[2:4] == [
-        "| A1 | 0.7912 | 0.7777 | 0.5555 | 4.0851 | 4.4444 | 5.5555 | 64 | 44 of 64 | 1 |",
-        "| V7 | 0.661 | 0.7777 | 0.5555 | 4.454 | 4.4444 | 5.5555 | – | 44 of 64 | 1 |",
-    ]
-    assert lines[-1] == (
-        "Not measured yet: A2, A3, A4, A5, A6, B1, B2, B3, V1, V2, V3, V4, V5, V6, V8, V9, V10."
-    )  # fmt: skip
+    text = read("gini")
+    runs = read_runs(text)
+    assert list(runs) == ["A1", "V7"]
+    counted = {
+        "gini, padding counted": 0.7777, "gini, real tokens": 0.5555, "entropy, padding counted": 4.4444,
+        "entropy, real tokens": 5.5555, "experts used": (44, 64), "seeds": 1,
+    }  # fmt: skip
+    assert runs["A1"] == {
+        "published gini": 0.7912, "published entropy, bits": 4.0851, "published used": 64, **counted
+    }  # fmt: skip
+    assert runs["V7"] == {
+        "published gini": 0.661, "published entropy, bits": 4.454, "published used": None, **counted
+    }  # fmt: skip
+    assert text.endswith("Not measured yet: A2, A3, A4, A5, A6, B1, B2, B3, V1, V2, V3, V4, V5, V6, V8, V9, V10.")
 
 
 def test_pace_counts_the_rows_that_were_seen(make_up: MakeUp, read: Callable[[str], str]) -> None:
     make_up("V7", loss=1.1, steps=1248)
     for seed in range(2):
         make_up("V8", seed, loss=1.2, steps=624)
-    assert read("pace").splitlines()[2:4] == [
-        "| V7 | 64 | 1,248 | 79,872 | 1.1134 | 1.1000 | 3.1000 | 1 |",
-        "| V8 | 128 | 624 | 79,872 | 1.2117 | 1.2000 ± 0.0000 | 3.2000 ± 0.0000 | 2 |",
-    ]
+    assert read_runs(read("pace")) == {
+        "V7": {
+            "batch": 64, "steps": 1248, "rows seen": 79872, "published loss": 1.1134, "padded loss": 1.1,
+            "honest loss": 3.1, "seeds": 1,
+        },
+        "V8": {
+            "batch": 128, "steps": 624, "rows seen": 79872, "published loss": 1.2117, "padded loss": (1.2, 0),
+            "honest loss": (3.2, 0), "seeds": 2,
+        },
+    }  # fmt: skip
     assert "Not measured yet: V7-half, V8-long." in read("pace")
 
 
 def test_vocabulary_sets_bits_per_byte_beside_nats_per_token(make_up: MakeUp, read: Callable[[str], str]) -> None:
     make_up("V2", loss=2.2, bits_per_byte=1.05)
     make_up("V4", loss=2.1, bits_per_byte=1.06)
-    assert read("vocabulary").splitlines()[2:] == [
-        "| V2 | 8,192 | 4.2000 | 1.0500 | 2.2000 | 2.2681 | 1 |",
-        "| V4 | 16,384 | 4.1000 | 1.0600 | 2.1000 | 2.2484 | 1 |",
-    ]
+    assert read_runs(read("vocabulary")) == {
+        "V2": {
+            "vocabulary": 8192, "nats per token": 4.2, "bits per byte": 1.05, "padded loss": 2.2,
+            "published loss": 2.2681, "seeds": 1,
+        },
+        "V4": {
+            "vocabulary": 16384, "nats per token": 4.1, "bits per byte": 1.06, "padded loss": 2.1,
+            "published loss": 2.2484, "seeds": 1,
+        },
+    }  # fmt: skip
 
 
 def test_experts_shows_size_and_time(make_up: MakeUp, read: Callable[[str], str]) -> None:
     for seed in range(2):
         make_up("A4", seed, loss=0.7, seconds=10.0 + seed)
     make_up("B1", loss=0.8)
-    assert read("experts").splitlines()[2:] == [
-        "| A4 | 64 | 701,496,320 | 0.7126 | 0.7000 ± 0.0000 | 2.7000 ± 0.0000 | 0.5555 ± 0.0000 | 44.0 ± 0.0 of 64 "
-        "| 10.5 ± 0.7 | 2 |",
-        "| B1 | 128 | 1,373,568,000 | 0.7602 | 0.8000 | 2.8000 | 0.5555 | 44 of 128 | 12.3 | 1 |",
-        "",
-        "Not measured yet: B2, B3.",
-    ]
+    text = read("experts")
+    assert read_runs(text) == {
+        "A4": {
+            "experts": 64, "parameters": 701_496_320, "published loss": 0.7126, "padded loss": (0.7, 0),
+            "honest loss": (2.7, 0), "gini, real tokens": (0.5555, 0), "experts used": (44, 0, 64),
+            "seconds": (10.5, 0.7), "seeds": 2,
+        },
+        "B1": {
+            "experts": 128, "parameters": 1_373_568_000, "published loss": 0.7602, "padded loss": 0.8,
+            "honest loss": 2.8, "gini, real tokens": 0.5555, "experts used": (44, 128), "seconds": 12.3, "seeds": 1,
+        },
+    }  # fmt: skip
+    assert text.endswith("\n\nNot measured yet: B2, B3.")
 
 
 def test_spread_pools_all_seeds_and_counts_those_of_each_run(make_up: MakeUp, read: Callable[[str], str]) -> None:
@@ -137,23 +194,27 @@ def test_spread_pools_all_seeds_and_counts_those_of_each_run(make_up: MakeUp, re
         make_up("A4", seed, loss=loss)
     make_up("A3", loss=0.76)
     make_up("A5", loss=0.73)
-    rows = {row["runs"]: list(row.values())[1:] for row in read_rows(read("spread"))}
-    pooled = "0.0115 (3)"  # √((1 · 0.0002 + 2 · 0.0001) / 3)
-    assert rows == {  # a standard error is 0.0115 · √(1/n + 1/m); what was published is of one seed each
-        "A3 − A1": ["-0.0060", "+0.0100", pooled, "0.4", "0.7", "1 and 2"],
-        "A4 − A1": ["-0.0503", "-0.0500", pooled, "3.1", "4.7", "3 and 2"],
-        "A5 − A3": ["-0.0109", "-0.0300", pooled, "0.7", "1.8", "1 and 1"],
-    }
+    pairs = read_runs(read("spread"), "runs")
+
+    def column(header: str) -> dict[Figure, Figure]:
+        return {name: row[header] for name, row in pairs.items()}
+
+    assert column("published difference") == {"A3 − A1": -0.006, "A4 − A1": -0.0503, "A5 − A3": -0.0109}
+    assert column("measured difference") == {"A3 − A1": 0.01, "A4 − A1": -0.05, "A5 − A3": -0.03}
+    pooled = (0.0115, 3)  # √((1 · 0.0002 + 2 · 0.0001) / 3)
+    assert set(column("deviation between seeds (degrees of freedom)").values()) == {pooled}
+    # A standard error is 0.0115 · √(1/n + 1/m); what was published is of one seed each.
+    assert column("published, in standard errors") == {"A3 − A1": 0.4, "A4 − A1": 3.1, "A5 − A3": 0.7}
+    assert column("measured, in standard errors") == {"A3 − A1": 0.7, "A4 − A1": 4.7, "A5 − A3": 1.8}
+    assert column("seeds") == {"A3 − A1": (1, 2), "A4 − A1": (3, 2), "A5 − A3": (1, 1)}
     assert "Not measured yet: V9, V8, V10, B1, B2, B3, A2." in read("spread")
 
 
 def test_spread_without_any_second_seed_claims_no_deviation(make_up: MakeUp, read: Callable[[str], str]) -> None:
     make_up("A1", loss=0.75)
     make_up("A2", loss=0.72)
-    assert read("spread").splitlines()[:3] == [
-        "| runs | published difference | measured difference | seeds |",
-        "| --- | ---: | ---: | ---: |",
-        "| A2 − A1 | -0.0370 | -0.0300 | 1 and 1 |",
+    assert read_rows(read("spread")) == [
+        {"runs": "A2 − A1", "published difference": -0.037, "measured difference": -0.03, "seeds": (1, 1)}
     ]
 
 
@@ -162,22 +223,30 @@ def test_order_sorts_by_the_measured_loss(make_up: MakeUp, read: Callable[[str],
     make_up("A2", loss=0.76)
     for seed in range(2):
         make_up("A4", seed, loss=0.70 + 0.02 * seed)
-    assert read("order").splitlines()[2:] == [
-        "| 1 | A4 | 0.7100 ± 0.0141 | 1 | 0.7126 | 2 |",
-        "| 2 | A1 | 0.7500 | 3 | 0.7629 | 1 |",
-        "| 3 | A2 | 0.7600 | 2 | 0.7259 | 1 |",
-        "",
-        "Not measured yet: A3, A5.",
-    ]
+    text = read("order")
+    rows = read_rows(text)
+    assert [(row["place"], row["run"], row["published place"]) for row in rows] == [
+        (1, "A4", 1), (2, "A1", 3), (3, "A2", 2)
+    ]  # fmt: skip
+    assert [row["padded loss"] for row in rows] == [(0.71, 0.0141), 0.75, 0.76]
+    assert [row["published loss"] for row in rows] == [0.7126, 0.7629, 0.7259]
+    assert [row["seeds"] for row in rows] == [2, 1, 1]
+    assert text.endswith("\n\nNot measured yet: A3, A5.")
 
 
 def test_mvp_compares_each_run_as_its_report_counts(make_up: MakeUp, read: Callable[[str], str]) -> None:
     make_up("mvp-v2", loss=1.9, text_share=0.72)
     make_up("v5-linear", loss=2.7, text_share=0.26)
-    assert read("mvp").splitlines()[2:4] == [
-        "| mvp-v2 | 0.3454 | 1.41 | 1.9000 | 3.9000 | 22.22 | 0.7200 | 1 |",
-        "| v5-linear | 2.8337 | 17.01 | 2.7000 | 2.7000 | 22.22 | 0.2600 | 1 |",
-    ]
+    assert read_runs(read("mvp")) == {
+        "mvp-v2": {
+            "published loss": 0.3454, "published perplexity": 1.41, "loss as the report counts": 1.9,
+            "honest loss": 3.9, "perplexity of the honest loss": 22.22, "share of text": 0.72, "seeds": 1,
+        },
+        "v5-linear": {
+            "published loss": 2.8337, "published perplexity": 17.01, "loss as the report counts": 2.7,
+            "honest loss": 2.7, "perplexity of the honest loss": 22.22, "share of text": 0.26, "seeds": 1,
+        },
+    }  # fmt: skip
 
 
 def test_collapse_stands_between_the_published_run_and_a_constant_predictor(
@@ -191,26 +260,36 @@ def test_collapse_stands_between_the_published_run_and_a_constant_predictor(
     write_lengths(tmp_path, "A1", split="test", constant_loss_padded=2.3)
     write_lengths(tmp_path, "A1")
     text = read("collapse")
-    rows = {row["run"]: list(row.values())[1:] for row in read_rows(text)}
-    nothing = "–"
-    assert rows == {
-        "A6, published": [
-            nothing, "1.7008", "1.4363", "1.9732", "1.9730", "2.1349", "1.9679", "2.1309", "1.9682", *[nothing] * 6
-        ],
-        "A6": [
-            "nothing", "3.3333", "1.0000", "3.3333", "0.9000", "3.3333", "0.8000", "3.3333", "0.7000", "2.7000",
-            "0.7777", "0.5555", "44 of 64", "12.50", "1",
-        ],
-        "D1-beta-scale": [
-            r"gravity.beta\_layer\_scale none → 8 × 1, 8 × 0.5", "3.3333", "1.0000", "3.3333", "0.9000", "3.3333",
-            "0.8000", "3.3333", "0.7000", "2.7000", "0.7777", "0.5555", "44 of 64", nothing, "1",
-        ],
-        "A6-bare": [
-            "train.warmup 0.03 → 0, train.clip 1 → 0", "3.3333", "2.4000", "3.3333", "2.3000", "3.3333", "2.2000",
-            "3.3333", "2.1000", "4.1000", "0.7777", "0.5555", "44 of 64", nothing, "1",
-        ],
-        "constant predictor (on the valid rows of A1, 768 long)": [*[nothing] * 8, "2.1000", "5.9000", *[nothing] * 5],
+    runs = read_runs(text)
+    constant = "constant predictor (on the valid rows of A1, 768 long)"
+    assert list(runs) == ["A6, published", "A6", "D1-beta-scale", "A6-bare", constant]
+
+    def told(name: str) -> dict[str, Figure]:
+        return {header: figure for header, figure in runs[name].items() if figure is not None}
+
+    def epochs(kind: str, *losses: float) -> dict[str, Figure]:
+        return {f"epoch {number}, {kind}": loss for number, loss in enumerate(losses, 1)}
+
+    measured = {
+        **epochs("train", *[3.3333] * 4), "gini, padding counted": 0.7777, "gini, real tokens": 0.5555,
+        "experts used": (44, 64), "seeds": 1,
     }  # fmt: skip
+    assert told("A6, published") == {
+        **epochs("train", 1.7008, 1.9732, 2.1349, 2.1309), **epochs("val", 1.4363, 1.973, 1.9679, 1.9682)
+    }  # fmt: skip
+    assert told("A6") == {
+        "changed": "nothing", "honest loss": 2.7, "largest logged gradient norm": 12.5, **measured,
+        **epochs("val", 1.0, 0.9, 0.8, 0.7),
+    }  # fmt: skip
+    assert told("D1-beta-scale") == {
+        "changed": r"gravity.beta\_layer\_scale none → 8 × 1, 8 × 0.5", "honest loss": 2.7, **measured,
+        **epochs("val", 1.0, 0.9, 0.8, 0.7),
+    }  # fmt: skip
+    assert told("A6-bare") == {
+        "changed": "train.warmup 0.03 → 0, train.clip 1 → 0", "honest loss": 4.1, **measured,
+        **epochs("val", 2.4, 2.3, 2.2, 2.1),
+    }  # fmt: skip
+    assert told(constant) == {"epoch 4, val": 2.1, "honest loss": 5.9}
     missing = text.splitlines()[-1]
     assert missing.startswith("Not measured yet: A6-sines, A6-dropout, D2-frozen-deep, D3-grounding, A6-8-heads, ")
     assert "constant" not in missing
@@ -224,14 +303,28 @@ def test_assumptions_judge_each_choice_by_the_published_loss_of_its_base(
     make_up("B1", loss=0.6961)
     for seed in range(2):
         make_up("B1-sines", seed, loss=0.72 + 0.02 * seed)
-    lines = read("assumptions").splitlines()
-    assert lines[2:6] == [
-        "| V1 | 2.5555 | 2.2250 | -0.3305 (-12.9%) | outside | 4.2250 | 0.550 | 0.7777 | 1 |",
-        "| V1-sines | 2.5555 | 2.4116 | -0.1439 (-5.6%) | within | 4.4116 | 0.550 | 0.7777 | 1 |",
-        "| B1 | 0.7602 | 0.6961 | -0.0641 | outside | 2.6961 | 0.9143 | 0.7777 | 1 |",
-        "| B1-sines | 0.7602 | 0.7300 ± 0.0141 | -0.0302 | within | 2.7300 ± 0.0141 | 0.9143 | 0.7777 ± 0.0000 | 2 |",
-    ]
-    assert lines[-1].startswith("Not measured yet: V1-steady, V1-post-norm, V1-dropout, V2, ")
+    text = read("assumptions")
+    runs = read_runs(text)
+    assert list(runs) == ["V1", "V1-sines", "B1", "B1-sines"]
+    v1 = {"published loss": 2.5555, "published gini": 0.55, "gini, padding counted": 0.7777, "seeds": 1}
+    b1 = {"published loss": 0.7602, "published gini": 0.9143}
+    assert runs["V1"] == {
+        "padded loss": 2.225, "difference": (-0.3305, -12.9), "verdict": "outside", "honest loss": 4.225, **v1
+    }  # fmt: skip
+    assert runs["V1-sines"] == {
+        "padded loss": 2.4116, "difference": (-0.1439, -5.6), "verdict": "within", "honest loss": 4.4116, **v1
+    }  # fmt: skip
+    assert runs["B1"] == {
+        "padded loss": 0.6961, "difference": -0.0641, "verdict": "outside", "honest loss": 2.6961,
+        "gini, padding counted": 0.7777, "seeds": 1, **b1,
+    }  # fmt: skip
+    assert runs["B1-sines"] == {
+        "padded loss": (0.73, 0.0141), "difference": -0.0302, "verdict": "within", "honest loss": (2.73, 0.0141),
+        "gini, padding counted": (0.7777, 0), "seeds": 2, **b1,
+    }  # fmt: skip
+    assert " 0.550 " in text, "what was printed stands digit for digit"
+    missing = text.splitlines()[-1]
+    assert missing.startswith("Not measured yet: V1-steady, V1-post-norm, V1-dropout, V2, ")
 
 
 def test_collapse_names_the_constant_predictor_where_it_is_missing(make_up: MakeUp, read: Callable[[str], str]) -> None:
@@ -243,19 +336,20 @@ def test_cost_adds_up_every_result(make_up: MakeUp, read: Callable[[str], str]) 
     make_up("V1", seconds=10.0, steps=600, tokens=3000)
     for seed in range(2):
         make_up("A1", seed, seconds=20.0, steps=1200, tokens=9000)
-    lines = read("cost").splitlines()
-    assert lines[2:5] == [
-        "| V (v3) | 1 | 600 | 10 | 300 |",
-        "| A (v4) | 2 | 2,400 | 40 | 450 |",
-        "| all | 3 | 3,000 | 50 | 420 |",
+    text = read("cost")
+    runs = read_runs(text, "series")
+    assert list(runs.items()) == [
+        ("V (v3)", {"runs": 1, "steps": 600, "seconds of training": 10, "real tokens per second": 300}),
+        ("A (v4)", {"runs": 2, "steps": 2400, "seconds of training": 40, "real tokens per second": 450}),
+        ("all", {"runs": 3, "steps": 3000, "seconds of training": 50, "real tokens per second": 420}),
     ]
-    assert lines[-1].startswith("Not measured yet: mvp-v2, ")
+    assert text.splitlines()[-1].startswith("Not measured yet: mvp-v2, ")
 
 
 def test_cost_adds_nothing_up_that_a_result_leaves_open(make_up: MakeUp, read: Callable[[str], str]) -> None:
     make_up("A1", seconds=20.0, tokens=9000)
     make_up("A1", 1, seconds=None)
-    assert read("cost").splitlines()[0] == "| series | runs | steps |"
+    assert list(read_rows(read("cost"))[0]) == ["series", "runs", "steps"]
 
 
 # --- what is missing, or not as registered --------------------------------------------------------------------
@@ -263,7 +357,7 @@ def test_cost_adds_nothing_up_that_a_result_leaves_open(make_up: MakeUp, read: C
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_of_nothing_is_one_line_that_says_so(name: str) -> None:
-    text = write_table(name, Evidence())
+    text = TABLES[name](Evidence())
     assert text.startswith("Not measured yet: ")
     assert "\n" not in text
 
@@ -274,12 +368,12 @@ def test_a_run_with_changed_settings_or_stopped_early_is_named(make_up: MakeUp, 
     assert read("vocabulary").splitlines()[-1] == (
         "Not as registered: V2 (seed 0): with changed settings: data.batch\\_size 64. V4 (seed 1): stopped early."
     )
-    assert read_rows(read("context"))[0]["batch"] == "64", "the batch that was run"
+    assert read_rows(read("context"))[0]["batch"] == 64, "the batch that was run"
 
 
 def test_every_run_of_the_tables_is_registered() -> None:
     for name in TABLES:
-        names = write_table(name, Evidence()).removeprefix("Not measured yet: ").removesuffix(".")
+        names = TABLES[name](Evidence()).removeprefix("Not measured yet: ").removesuffix(".")
         for run in names.split(", ") if name != "lengths" else ():
             assert find_experiment(run).name == run
 
@@ -369,43 +463,49 @@ def audit(make_up: MakeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_the_command_fills_the_audit_and_the_check_passes(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiments", "docs"]) == 0
+    assert main([]) == 0
     assert capsys.readouterr().out == "docs/results.md, docs/audit.md, and 2 figures in docs/figures\n"
-    assert "| 1 | A1 | 0.7500 | 1 | 0.7629 | 1 |" in audit.read_text(encoding="utf-8")
-    assert main(["experiments", "docs", "--check"]) == 0
+    (row,) = read_rows(audit.read_text(encoding="utf-8").split("<!-- table order -->\n\n")[1])
+    assert (row["run"], row["padded loss"], row["published loss"]) == ("A1", 0.75, 0.7629)
+    assert main(["--check"]) == 0
     assert capsys.readouterr().out == "docs/results.md, docs/audit.md and 2 figures show the results\n"
 
 
 def test_the_check_finds_a_changed_digit_and_lets_prose_be(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiments", "docs"]) == 0
+    assert main([]) == 0
     text = audit.read_text(encoding="utf-8")
     audit.write_text(text.replace("Before 0.7629.", "Before 0.9."), encoding="utf-8")
-    assert main(["experiments", "docs", "--check"]) == 0
+    assert main(["--check"]) == 0
     audit.write_text(text.replace("| 0.7500 |", "| 0.7501 |"), encoding="utf-8")
     capsys.readouterr()
-    assert main(["experiments", "docs", "--check"]) == 1
-    assert capsys.readouterr().err == "some: docs/audit.md does not show the results; run `some experiments docs`\n"
+    assert main(["--check"]) == 1
+    assert (
+        capsys.readouterr().err
+        == "documents: docs/audit.md does not show the results; run `python -m tools.documents`\n"
+    )
     assert "| 0.7501 |" in audit.read_text(encoding="utf-8"), "a check writes nothing"
 
 
 def test_the_check_finds_a_new_record_of_lengths(audit: Path, tmp_path: Path) -> None:
     audit.write_text("<!-- table lengths -->\n<!-- end -->\n", encoding="utf-8")
-    assert main(["experiments", "docs"]) == 0
+    assert main([]) == 0
     write_lengths(tmp_path, "A1")
-    assert main(["experiments", "docs", "--check"]) == 1
+    assert main(["--check"]) == 1
 
 
 def test_a_wrong_marker_stops_the_command_before_anything_is_written(
     audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     audit.write_text("<!-- table nothing -->\n<!-- end -->\n", encoding="utf-8")
-    assert main(["experiments", "docs"]) == 2
-    assert capsys.readouterr().err.startswith("some: docs/audit.md asks for the table 'nothing', which is not known")
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith(
+        "documents: docs/audit.md asks for the table 'nothing', which is not known"
+    )
     assert list(audit.parent.iterdir()) == [audit]
 
 
 def test_the_results_are_not_written_over_the_audit(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiments", "docs", "--out", "docs/audit.md"]) == 2
+    assert main(["--out", "docs/audit.md"]) == 2
     assert "--out docs/audit.md is the name of the audit, which is written by hand" in capsys.readouterr().err
     assert audit.read_text(encoding="utf-8") == PROSE
 

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
-from some_moe.cli import main
 from some_moe.config import ConfigError
 from some_moe.glass.figures.canvas import ORANGE
 from some_moe.lab.published import read_results
+from some_moe.lab.published_figures import PublishedFigure
+from tools.audit import FIGURES, draw_shown
 from tools.audit_evidence import Evidence, Length, read_lengths
+from tools.documents import main, make_documents
 from tools.end_labels import spread_apart
-from tools.figures_audit import FIGURES, draw_shown
-from tools.figures_published import PublishedFigure
-from tools.results_document import make_documents
 
 MakeUp = Callable[..., Path]
 
@@ -235,14 +234,14 @@ def test_a_shown_figure_appears_once_it_can_be_drawn(tmp_path: Path) -> None:
 def test_the_command_writes_the_figures_and_the_check_watches_them(
     audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["experiments", "docs"]) == 0
-    assert main(["experiments", "docs", "--check"]) == 0
+    assert main([]) == 0
+    assert main(["--check"]) == 0
     figure = audit.parent / "figures" / "audit-gini.svg"
     figure.write_bytes(figure.read_bytes().replace(b"V2", b"V3"))
     capsys.readouterr()
-    assert main(["experiments", "docs", "--check"]) == 1
+    assert main(["--check"]) == 1
     assert capsys.readouterr().err == (
-        "some: docs/figures/audit-gini.svg does not show the results; run `some experiments docs`\n"
+        "documents: docs/figures/audit-gini.svg does not show the results; run `python -m tools.documents`\n"
     )
 
 

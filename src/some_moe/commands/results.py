@@ -1,6 +1,6 @@
-"""`some experiments compare` and `some experiments docs`: what was published beside what was measured."""
+"""`some experiments compare`: what was published beside what was measured."""
 
-import sys
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,7 +8,6 @@ from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write,
 from some_moe.config import ConfigError
 from some_moe.files import write_whole
 
-DIFFERENT = 1  # exit code of a check that found something
 FIGURE_KINDS = (".png", ".svg")
 
 
@@ -25,7 +24,7 @@ def compare_published(arguments: list[str]) -> int:
     parser.add_argument("--markdown", metavar="F", help="write the tables to this file")
     parser.add_argument("--figure", metavar="F", help="draw published against measured losses: F.png or F.svg")
     options = parser.parse(arguments)
-    markdown, figure = _check_file(options.markdown, "--markdown"), _check_figure(options.figure)
+    markdown, figure = check_file(options.markdown, "--markdown"), _check_figure(options.figure)
 
     from some_moe.lab.published import compare_results, judge, read_results
     from some_moe.lab.published_tables import format_comparisons, group_comparisons
@@ -34,78 +33,28 @@ def compare_published(arguments: list[str]) -> int:
     results, left_out = read_results(Path(options.results))
     comparisons = compare_results(results, options.names)
     if figure is not None:
-        from tools.figures_published import draw_losses
+        from some_moe.lab.published_figures import draw_losses
 
         drawing = draw_losses(group_comparisons(comparisons))
         if drawing is None:
             raise ConfigError("no published loss was measured here, so there is nothing to draw; leave --figure out")
-        _write_bytes(figure, drawing.to_bytes(figure.suffix[1:]))
+        write_file(figure, drawing.to_bytes(figure.suffix[1:]))
     if markdown is not None:
-        from tools.results_document import write_document
+        from some_moe.lab.published_document import write_document
 
-        _write_bytes(markdown, write_document(comparisons, folder=markdown.parent).encode())
+        write_file(markdown, write_document(comparisons, folder=markdown.parent).encode())
     if options.json:
-        return write_json(
-            {
-                "verdicts": {
-                    verdict: [one.to_dict() for one in found] for verdict, found in judge(comparisons).items()
-                },
-                "runs": [comparison.to_dict() for comparison in comparisons],
-                "left_out": left_out,
-            }
-        )
-    return write(
-        format_comparisons(
-            comparisons,
-            every_epoch=bool(options.names),
-            left_out=left_out,
-            width=terminal_width(),
-            style=Style(on_terminal()),
-        )
-    )
-
-
-def write_documents(arguments: list[str]) -> int:
-    """Write docs/results.md, its figures and the tables of docs/audit.md, or tell whether they are up to date."""
-    parser = Parser(
-        "some experiments docs",
-        "Write the results as a document: tables, figures (in a folder `figures` beside it) and the experiment index. "
-        "The tables of an audit.md beside it and the figures that it shows are made anew; its prose stays.",
-    )
-    parser.add_argument("--results", metavar="DIR", default="results", help="where the results are (results)")
-    parser.add_argument("--out", metavar="F.md", default="docs/results.md", help="the document (docs/results.md)")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is not up to date")
-    options = parser.parse(arguments)
-    out = Path(options.out)
-    if out.suffix != ".md":
-        raise UsageError(f"--out {options.out} is not Markdown; give a name that ends in .md")
-    _check_file(options.out, "--out")
-    _need_matplotlib()
-
-    from tools.results_document import AUDIT, find_outdated, make_documents
-
-    if out.name == AUDIT:
-        raise UsageError(f"--out {options.out} is the name of the audit, which is written by hand; give another name")
-    files = make_documents(Path(options.results), out)
-    documents = [str(path) for path in files if path.suffix == ".md"]
-    num_figures = len(files) - len(documents)
-    if options.check:
-        outdated = find_outdated(files)
-        if outdated:
-            path, fault = outdated[0]
-            others = f", and {len(outdated) - 1} more files are out of date" if len(outdated) > 1 else ""
-            print(f"some: {path} {fault}{others}; run `some experiments docs`", file=sys.stderr)
-            return DIFFERENT
-        return write(f"{', '.join(documents)} and {num_figures} figures show the results\n")
-    for path, contents in files.items():
-        _write_bytes(path, contents)
-    return write(f"{', '.join(documents)}, and {num_figures} figures in {out.parent / 'figures'}\n")
+        verdicts = {verdict: [asdict(one) for one in found] for verdict, found in judge(comparisons).items()}
+        runs = [comparison.to_dict() for comparison in comparisons]
+        return write_json({"verdicts": verdicts, "runs": runs, "left_out": left_out})
+    every, width, style = bool(options.names), terminal_width(), Style(on_terminal())
+    return write(format_comparisons(comparisons, every_epoch=every, left_out=left_out, width=width, style=style))
 
 
 # --- files ----------------------------------------------------------------------------------------------------
 
 
-def _check_file(name: str | None, flag: str) -> Path | None:
+def check_file(name: str | None, flag: str) -> Path | None:
     """Refuse a file that cannot be written before anything else is done."""
     if name is None:
         return None
@@ -118,20 +67,16 @@ def _check_file(name: str | None, flag: str) -> Path | None:
 
 
 def _check_figure(name: str | None) -> Path | None:
-    path = _check_file(name, "--figure")
+    path = check_file(name, "--figure")
     if path is not None:
         if path.suffix not in FIGURE_KINDS:
             raise UsageError(f"--figure {name} is not a figure; give a name that ends in .png or .svg")
-        _need_matplotlib()
+        if find_spec("matplotlib") is None:
+            raise UsageError("a figure needs matplotlib, which is not installed; run pip install 'some-moe[analysis]'")
     return path
 
 
-def _need_matplotlib() -> None:
-    if find_spec("matplotlib") is None:
-        raise UsageError("a figure needs matplotlib, which is not installed; run pip install 'some-moe[analysis]'")
-
-
-def _write_bytes(path: Path, contents: bytes) -> None:
+def write_file(path: Path, contents: bytes) -> None:
     """Write a file whole; where that is impossible, say so in one sentence."""
     try:
         path.parent.mkdir(exist_ok=True)

@@ -4,9 +4,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -17,13 +19,23 @@ from some_moe.lab.registry.records import Experiment, Published
 from some_moe.lab.registry.selection import select_experiments
 from some_moe.lab.registry.tolerances import Tolerance, find_tolerance
 
-WITHIN, OUTSIDE = "within", "outside"
-NO_TOLERANCE = "no tolerance"  # published and measured, but nobody says how near is near
+WITHIN, OUTSIDE, NO_TOLERANCE = "within", "outside", "no tolerance"
 NOT_PUBLISHED, NOT_MEASURED = "not published", "not measured"
-VERDICTS = (WITHIN, OUTSIDE, NO_TOLERANCE, NOT_PUBLISHED, NOT_MEASURED)
+VERDICTS = {
+    WITHIN: "within the tolerance",
+    OUTSIDE: "outside the tolerance",
+    NO_TOLERANCE: "published and measured, no tolerance set",
+    NOT_PUBLISHED: "measured, not published",
+    NOT_MEASURED: "published, not measured yet",
+}
+"""What can be said of a loss, and what it means."""
 
 Figures = dict[str, float]
 """Measured figures by name; one that is not known has no entry. `_all`: every position counts, padding too."""
+
+READ = ("step", "train_loss", "val_loss", "val_loss_padded", "best_val_loss", "perplexity", "bits_per_byte",
+        "experts_used")  # fmt: skip
+PRINTED = ("train_loss", "val_loss", "perplexity", "gini", "entropy_bits", "experts_used")
 
 
 # --- one result -----------------------------------------------------------------------------------------------
@@ -53,15 +65,18 @@ class Result:
         chosen = self.record.get("overrides")
         return chosen if isinstance(chosen, dict) else {}
 
+    def setting(self, field: str) -> Any:
+        """A setting as it was run; field: "data.batch_size"."""
+        return self.overrides.get(field, attrgetter(field)(self.experiment.config))
+
     def final(self) -> Figures:
         """The figures at the last step."""
-        middle, layers = self.record.get("middle_layer"), _rows(self.record.get("layers"))
-        found = [layer for layer in layers if layer.get("layer") == middle]
-        figures = self._read(dict(self.record) | (found[0] if found else {}))
+        layers, middle = _rows(self.record.get("layers")), self.record.get("middle_layer")
+        layer = next((layer for layer in layers if layer.get("layer") == middle), {})
+        figures = self._read({**self.record, **layer})
         last = max(self._epoch_records(), key=lambda row: row["epoch"], default={})
-        if last.get("step") == self.record.get("steps"):  # the same moment: one may know what the other does not
-            figures = self._read(last) | figures
-        return figures
+        # The same moment: one may know what the other does not.
+        return self._read(last) | figures if last.get("step") == self.record.get("steps") else figures
 
     def epochs(self) -> dict[int, Figures]:
         """The figures at the end of each epoch, as the published run counts epochs."""
@@ -76,20 +91,17 @@ class Result:
 
     def _read(self, row: Mapping[str, Any]) -> Figures:
         """Read a record's figures; what it calls gini counts padding where the run does."""
-        names = ["step", "train_loss", "val_loss", "val_loss_padded", "best_val_loss", "perplexity", "bits_per_byte"]
-        names.append("experts_used")
-        figures = {name: finite_number(row.get(name)) for name in names}
-        if figures["val_loss_padded"] is not None:
-            figures["perplexity_padded"] = math.exp(min(figures["val_loss_padded"], 700.0))
-        registered = self.experiment.config.data.count_padding
-        counted = "all" if self.overrides.get("data.count_padding", registered) else "real"
+        found = {name: row.get(name) for name in READ}
+        padded = finite_number(row.get("val_loss_padded"))
+        if padded is not None:
+            found["perplexity_padded"] = math.exp(min(padded, 700.0))
+        counted = "all" if self.setting("data.count_padding") else "real"
         for name in ("gini", "entropy_bits"):
-            figures[f"{name}_real"] = finite_number(row.get(f"{name}_real"))
-            figures[f"{name}_{counted}"] = finite_number(row.get(name))
-        if figures["experts_used"] is not None:
-            experts = self.overrides.get("model.num_experts", self.experiment.config.model.num_experts)
-            figures["num_experts"] = finite_number(row.get("num_experts", experts))
-        return {name: value for name, value in figures.items() if value is not None}
+            found[f"{name}_real"] = row.get(f"{name}_real")
+            found[f"{name}_{counted}"] = row.get(name)
+        if finite_number(row.get("experts_used")) is not None:
+            found["num_experts"] = row.get("num_experts", self.setting("model.num_experts"))
+        return {name: number for name, value in found.items() if (number := finite_number(value)) is not None}
 
 
 def finite_number(value: Any) -> float | None:
@@ -110,19 +122,19 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
     cure = "`some experiments run NAME` writes one"
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {str(folder)!r} with results; {cure}, or name another with --results")
-    results, left_out = [], []
-    for file in sorted(folder.glob("*.json")):
-        result = _read_result(file)
-        if result is None:
-            left_out.append(file.name)
-        else:
-            results.append(result)
+    found = {file: _read_result(file) for file in sorted(folder.glob("*.json"))}
+    results = [result for result in found.values() if result is not None]
     if not results:
         raise ConfigError(f"{str(folder)!r} holds no result of a registered experiment; {cure}")
-    _refuse_repeated(results)
+    seen: dict[tuple[str, int | None], str] = {}
+    for result in results:
+        name, seed, file = result.experiment.name, result.seed, result.file.name
+        first = seen.setdefault((name, seed), file)
+        if first != file:
+            raise ConfigError(f"{first} and {file} both hold {name} with seed {seed}; keep one of them")
     order = {experiment.name: place for place, experiment in enumerate(EXPERIMENTS)}
     results.sort(key=lambda r: (order[r.experiment.name], -1 if r.seed is None else r.seed, r.file.name))
-    return results, left_out
+    return results, [file.name for file, result in found.items() if result is None]
 
 
 def _read_result(file: Path) -> Result | None:
@@ -139,21 +151,9 @@ def _read_result(file: Path) -> Result | None:
         name = named[1] if named else ""
     if not isinstance(seed, int) or isinstance(seed, bool):
         seed = int(named[2]) if named else None
-    try:
+    with suppress(ConfigError):
         return Result(file=file, experiment=find_experiment(name), seed=seed, record=record)
-    except ConfigError:
-        return None
-
-
-def _refuse_repeated(results: Iterable[Result]) -> None:
-    seen: dict[tuple[str, int | None], Path] = {}
-    for result in results:
-        first = seen.setdefault((result.experiment.name, result.seed), result.file)
-        if first is not result.file:
-            raise ConfigError(
-                f"{first.name} and {result.file.name} both hold {result.experiment.name} with seed {result.seed}; "
-                "keep one of them"
-            )
+    return None
 
 
 # --- published against measured -------------------------------------------------------------------------------
@@ -188,6 +188,10 @@ class Point:
     measured: Mapping[str, Spread]
 
     @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
     def tolerance(self) -> Tolerance | None:
         return find_tolerance(self.run)
 
@@ -215,7 +219,7 @@ class Point:
     def to_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
-            "published": {name: _plain_number(value) for name, value in self.published.items()},
+            "published": {name: _to_number(value) for name, value in self.published.items()},
             "measured": {name: spread.to_dict() for name, spread in self.measured.items()},
             "difference": None if self.difference is None else float(self.difference),
             "verdict": self.verdict,
@@ -236,27 +240,36 @@ class Comparison:
         return self.experiment.name
 
     @property
+    def published(self) -> Mapping[str, Decimal | int]:
+        """What was printed of its end."""
+        return self.final.published
+
+    @property
+    def measured(self) -> Mapping[str, Spread]:
+        """What was measured at its end."""
+        return self.final.measured
+
+    @property
     def judged(self) -> Sequence[Point]:
         """The moments to be judged: the epochs, or the end alone where no epoch's loss was published."""
         return self.epochs if any("val_loss" in point.published for point in self.epochs) else (self.final,)
 
     def to_dict(self) -> dict[str, Any]:
         published, tolerance = self.experiment.published or Published(), self.final.tolerance
-        count = self.experiment.parameters
+        count, millions = self.experiment.parameters, ("total_parameters_millions", "trainable_parameters_millions")
         return {
             "name": self.name,
             "series": self.experiment.series,
             "title": self.experiment.title,
             "total_parameters": count.total,
             "trainable_parameters": count.trainable,
-            "published_total_parameters_millions": _plain_number(published.total_parameters_millions),
-            "published_trainable_parameters_millions": _plain_number(published.trainable_parameters_millions),
+            **{f"published_{name}": _to_number(getattr(published, name)) for name in millions},
             "published_steps": published.steps,
             "loss": loss_name(self.experiment),
             "tolerance": None if tolerance is None else str(tolerance),
             "final": self.final.to_dict(),
             "epochs": [point.to_dict() for point in self.epochs],
-            "results": [describe_result(result) for result in self.results],
+            "results": [_describe_result(result) for result in self.results],
         }
 
 
@@ -265,7 +278,7 @@ def loss_name(experiment: Experiment) -> str:
     return "val_loss_padded" if experiment.config.data.loss_on == "all_positions" else "val_loss"
 
 
-def describe_result(result: Result) -> dict[str, Any]:
+def _describe_result(result: Result) -> dict[str, Any]:
     """What a reader needs to know about one file, ready for JSON."""
     numbers = ("steps", "tokens", "seconds", "tokens_per_second", "total_parameters", "trainable_parameters")
     words = ("status", "device", "date", "commit", "command")
@@ -278,25 +291,20 @@ def describe_result(result: Result) -> dict[str, Any]:
     }
 
 
-def _plain_number(value: Decimal | int | None) -> float | int | None:
+def _to_number(value: Decimal | int | None) -> float | int | None:
     return float(value) if isinstance(value, Decimal) else value
 
 
 def compare_results(results: Sequence[Result], names: Sequence[str] = ()) -> list[Comparison]:
     """Compare the named experiments and series, or every published and every measured run, in the registry's order."""
-    measured = {result.experiment.name for result in results}
+    found = {e.name: [result for result in results if result.experiment is e] for e in EXPERIMENTS}
+    chosen = {e.name for e in EXPERIMENTS if found[e.name] or e.published is not None}
     if names:
-        chosen = {experiment.name for experiment in select_experiments(names)}
-        if not chosen & measured:
+        chosen = {e.name for e in select_experiments(names)}
+        if not any(found[name] for name in chosen):
             words = " ".join(names)
             raise ConfigError(f"no result of {words} is there; `some experiments run {words}` makes it")
-    else:
-        chosen = measured | {experiment.name for experiment in EXPERIMENTS if experiment.published is not None}
-    return [
-        compare_experiment(experiment, [result for result in results if result.experiment is experiment])
-        for experiment in EXPERIMENTS
-        if experiment.name in chosen
-    ]
+    return [compare_experiment(e, found[e.name]) for e in EXPERIMENTS if e.name in chosen]
 
 
 def compare_experiment(experiment: Experiment, results: Sequence[Result]) -> Comparison:
@@ -307,26 +315,20 @@ def compare_experiment(experiment: Experiment, results: Sequence[Result]) -> Com
     # The end of a run is the end of its last epoch, also where nothing was written down on the way.
     last = experiment.config.train.epochs
     measured = [result.epochs() or {last: final} for result, final in zip(results, finals, strict=True)]
-    epochs = []
-    for epoch in sorted({*printed, *(epoch for run in measured for epoch in run)}):
-        found = [run[epoch] for run in measured if epoch in run]
-        epochs.append(
-            Point(run=experiment, epoch=epoch, published=_printed(printed.get(epoch)), measured=_spread(found))
-        )
-    final = Point(run=experiment, epoch=None, published=_printed(published), measured=_spread(finals))
+    epochs = [
+        _set_beside(experiment, epoch, printed.get(epoch), [run[epoch] for run in measured if epoch in run])
+        for epoch in sorted({*printed, *(epoch for run in measured for epoch in run)})
+    ]
+    final = _set_beside(experiment, None, published, finals)
     return Comparison(experiment=experiment, results=results, final=final, epochs=epochs)
 
 
-def _printed(row: Any) -> dict[str, Decimal | int]:
-    """The printed figures of an epoch or of a whole run."""
-    names = ("train_loss", "val_loss", "perplexity", "gini", "entropy_bits", "experts_used")
-    found = {name: getattr(row, name, None) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _spread(figures: Sequence[Figures]) -> dict[str, Spread]:
-    names = dict.fromkeys(name for row in figures for name in row)
-    return {name: Spread(tuple(row[name] for row in figures if name in row)) for name in names}
+def _set_beside(run: Experiment, epoch: int | None, printed: Any, seeds: Sequence[Figures]) -> Point:
+    """One moment. printed: what was published of it, an epoch or a whole run; seeds: what each of them measured."""
+    published = {name: value for name in PRINTED if (value := getattr(printed, name, None)) is not None}
+    names = dict.fromkeys(name for figures in seeds for name in figures)
+    measured = {name: Spread(tuple(figures[name] for figures in seeds if name in figures)) for name in names}
+    return Point(run=run, epoch=epoch, published=published, measured=measured)
 
 
 @dataclass(frozen=True)
@@ -335,9 +337,6 @@ class Judgement:
 
     run: str
     epochs: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"run": self.run, "epochs": list(self.epochs)}
 
 
 def judge(comparisons: Iterable[Comparison]) -> dict[str, list[Judgement]]:

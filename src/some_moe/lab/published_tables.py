@@ -1,22 +1,11 @@
 """Published against measured as tables, narrow enough for a terminal of 80 columns and for a phone."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from some_moe.lab.published import (
-    NO_TOLERANCE,
-    NOT_MEASURED,
-    NOT_PUBLISHED,
-    OUTSIDE,
-    WITHIN,
-    Comparison,
-    Point,
-    Result,
-    Spread,
-    judge,
-    loss_name,
-)
+from some_moe.lab.published import OUTSIDE, VERDICTS, WITHIN, Comparison, Point, Result, Spread, judge, loss_name
 from some_moe.lab.registry import EXPERIMENTS
 from some_moe.lab.result_notes import list_notes
 from some_moe.layout import Column, Style, format_table, wrap
@@ -24,14 +13,7 @@ from some_moe.layout import Column, Style, format_table, wrap
 ABSENT = "–"
 WIDEST_TEXT = 100
 T = TypeVar("T")
-
-MEANINGS = {
-    WITHIN: "within the tolerance",
-    OUTSIDE: "outside the tolerance",
-    NO_TOLERANCE: "published and measured, no tolerance set",
-    NOT_PUBLISHED: "measured, not published",
-    NOT_MEASURED: "published, not measured yet",
-}
+Row = TypeVar("Row", contravariant=True)
 
 LOSSES = {"val_loss_padded": "padding counted", "val_loss": "real tokens"}
 LOSS_NOTE = "Validation, in nats; difference: measured minus published."
@@ -39,6 +21,9 @@ REAL_NOTE = (
     "Loss in nats per real token at the end and at the best step, and the perplexity at the end. The reports up to v4 "
     "count padding, which is easy to foresee: their perplexities belong beside the column with padding."
 )
+SEED_NOTE = "Mean ± standard deviation at the last step; lowest and highest are over real tokens."
+COST_NOTE = "Seconds are of training steps alone, on a machine that other runs may have shared."
+OVERVIEW_NOTE = "Within and outside (on either side) count published losses, of every epoch that a report prints."
 USAGE_NOTE = "Of selections in validation. The reports up to v4 count all positions, padding too."
 
 
@@ -53,11 +38,11 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Cell(Generic[T]):
+class Cell(Generic[Row]):
     """One column: its header, and what it says of a row. The headers of `names` stand for the row itself."""
 
     header: str
-    say: Callable[[T], str]
+    say: Callable[[Row], str]
     numeric: bool = True
     names: bool = False
     wraps: bool = False
@@ -76,16 +61,19 @@ def make_sheet(title: str, cells: Sequence[Cell[T]], rows: Sequence[T], note: st
 # --- cells ----------------------------------------------------------------------------------------------------
 
 
-def show_spread(spread: Spread | None, digits: int) -> str:
-    """The figure, or mean ± standard deviation over several seeds."""
-    if spread is None:
-        return ABSENT
-    text = f"{spread.mean:,.{digits}f}"
-    return text if spread.stdev is None else f"{text} ± {spread.stdev:.{digits}f}"
+Moment = Comparison | Point
+"""What has a name, published figures and measured ones; a run stands for its end."""
 
 
 def show_number(value: float | None, digits: int = 0) -> str:
     return ABSENT if value is None else f"{value:,.{digits}f}"
+
+
+def show_spread(spread: Spread | None, digits: int = 4) -> str:
+    """The figure, or mean ± standard deviation over several seeds."""
+    if spread is None:
+        return ABSENT
+    return show_number(spread.mean, digits) + ("" if spread.stdev is None else f" ± {spread.stdev:.{digits}f}")
 
 
 def show_difference(point: Point) -> str:
@@ -98,183 +86,161 @@ def show_difference(point: Point) -> str:
     return text
 
 
-def _published(name: str) -> Callable[[Point], str]:
-    return lambda point: str(point.published.get(name, ABSENT))
+def show_used(moment: Moment) -> str:
+    """Experts used: whole ones, unless it is a mean over seeds."""
+    used = moment.measured.get("experts_used")
+    return show_spread(used, int(used is not None and len(used.values) > 1))
 
 
-def _measured(name: str, digits: int) -> Callable[[Point], str]:
-    return lambda point: show_spread(point.measured.get(name), digits)
-
-
-RUN = Cell[Point]("run", lambda point: point.run.name, numeric=False, names=True)
-EPOCH = Cell[Point]("epoch", lambda point: "end" if point.epoch is None else str(point.epoch), names=True)
-
-LOSS = (
-    Cell[Point]("published", _published("val_loss")),
-    Cell[Point]("measured", lambda point: show_spread(point.loss, 4)),
-    Cell[Point]("difference", show_difference),
-    Cell[Point]("verdict", lambda point: point.verdict, numeric=False),
-)
-REAL = (
-    Cell[Point]("loss", _measured("val_loss", 4)),
-    Cell[Point]("best", _measured("best_val_loss", 4)),
-    Cell[Point]("bits per byte", _measured("bits_per_byte", 4)),
-    Cell[Point]("perplexity", _measured("perplexity", 2)),
-    Cell[Point]("with padding", _measured("perplexity_padded", 2)),
-    Cell[Point]("published", _published("perplexity")),
-)
-GINI = (
-    Cell[Point]("published", _published("gini")),
-    Cell[Point]("all positions", _measured("gini_all", 3)),
-    Cell[Point]("real tokens", _measured("gini_real", 3)),
-)
-ENTROPY = (
-    Cell[Point]("published", _published("entropy_bits")),
-    Cell[Point]("all positions", _measured("entropy_bits_all", 3)),
-    Cell[Point]("real tokens", _measured("entropy_bits_real", 3)),
-)
-USED = (
-    Cell[Point]("published", _published("experts_used")),
-    Cell[Point]("measured", lambda point: show_spread(point.measured.get("experts_used"), _used_digits(point))),
-    Cell[Point]("of", lambda point: show_experts(point), names=True),
-)
-
-
-def show_experts(point: Point) -> str:
+def show_experts(moment: Moment) -> str:
     """How many experts a layer has; all seeds have as many."""
-    experts = point.measured.get("num_experts")
+    experts = moment.measured.get("num_experts")
     return ABSENT if experts is None else show_number(experts.values[0])
 
 
-def _used_digits(point: Point) -> int:
-    """Whole experts, unless it is a mean over seeds."""
-    return int(len(point.measured["experts_used"].values) > 1)
+def printed(name: str) -> Callable[[Moment], str]:
+    """A published figure, digit for digit."""
+    return lambda moment: str(moment.published.get(name, ABSENT))
+
+
+def measured(name: str, digits: int = 4) -> Callable[[Moment], str]:
+    """A figure over all seeds."""
+    return lambda moment: show_spread(moment.measured.get(name), digits)
+
+
+RUN = Cell[Moment]("run", lambda moment: moment.name, numeric=False, names=True)
+SEEDS = Cell[Comparison]("seeds", lambda run: str(len(run.results)), names=True)
+EPOCH = Cell[Point]("epoch", lambda point: "end" if point.epoch is None else str(point.epoch), names=True)
+LOSS: Sequence[Cell[Point]] = (
+    Cell("published", printed("val_loss")),
+    Cell("measured", lambda point: show_spread(point.loss)),
+    Cell("difference", show_difference),
+    Cell("verdict", lambda point: point.verdict, numeric=False),
+)
+REAL: Sequence[Cell[Point]] = (
+    Cell("loss", measured("val_loss")),
+    Cell("best", measured("best_val_loss")),
+    Cell("bits per byte", measured("bits_per_byte")),
+    Cell("perplexity", measured("perplexity", 2)),
+    Cell("with padding", measured("perplexity_padded", 2)),
+    Cell("published", printed("perplexity")),
+)
+GINI, ENTROPY = (
+    (
+        Cell[Point]("published", printed(name)),
+        Cell[Point]("all positions", measured(f"{name}_all", 3)),
+        Cell[Point]("real tokens", measured(f"{name}_real", 3)),
+    )
+    for name in ("gini", "entropy_bits")
+)
+USED: Sequence[Cell[Point]] = (
+    Cell("published", printed("experts_used")),
+    Cell("measured", show_used),
+    Cell("of", show_experts, names=True),
+)
+
+
+def _show_extent(run: Comparison) -> str:
+    loss = run.measured.get("val_loss")
+    return ABSENT if loss is None else f"{min(loss.values):.4f} to {max(loss.values):.4f}"
+
+
+def _count(name: str) -> Callable[[Comparison], str]:
+    """The parameters that the runs had; all seeds have as many."""
+    return lambda run: show_number(next((n for r in run.results if (n := r.number(name)) is not None), None))
+
+
+def _published_size(name: str) -> Callable[[Comparison], str]:
+    return lambda run: str(getattr(run.experiment.published, name, None) or ABSENT)
+
+
+def _recorded(name: str, digits: int = 0) -> Callable[[Result], str]:
+    return lambda result: show_number(result.number(name), digits)
+
+
+OVER_SEEDS: Sequence[Cell[Comparison]] = (
+    RUN,
+    SEEDS,
+    Cell("with padding", measured("val_loss_padded")),
+    Cell("real tokens", measured("val_loss")),
+    Cell("lowest to highest", _show_extent),
+)
+SIZE: Sequence[Cell[Comparison]] = (
+    RUN,
+    Cell("parameters", _count("total_parameters")),
+    Cell("published M", _published_size("total_parameters_millions")),
+    Cell("trained", _count("trainable_parameters")),
+    Cell("published M", _published_size("trainable_parameters_millions")),
+)
+COST: Sequence[Cell[Result]] = (
+    Cell("file", lambda result: result.file.name, numeric=False, names=True),
+    Cell("steps", _recorded("steps")),
+    Cell("published", lambda result: show_number(getattr(result.experiment.published, "steps", None))),
+    Cell("tokens/s", _recorded("tokens_per_second")),
+    Cell("seconds", _recorded("seconds", 1)),
+    Cell("runs at once", _recorded("at_once")),
+    Cell("device", lambda result: result.text("device") or ABSENT, numeric=False, wraps=True),
+)
 
 
 # --- tables ---------------------------------------------------------------------------------------------------
 
 
-def point_sheets(points: Sequence[Point], rows: Sequence[Cell[Point]]) -> list[Sheet]:
-    """Everything that was published and measured at some moments. rows: the cells that name a row."""
-    measured = [point for point in points if point.measured]
-    kinds = {loss_name(point.run) for point in points}
-    kind = "as each report counts it" if len(kinds) > 1 else LOSSES[kinds.pop()] if kinds else ""
+def list_sheets(comparisons: Sequence[Comparison], *, every_epoch: bool = False) -> list[Sheet]:
+    """All tables of some runs: their ends, published losses of those not measured too, then seeds, sizes and cost.
+
+    every_epoch: before each end stand the epochs, where there are several.
+    """
+    points: list[Point] = []
+    for run in comparisons:
+        points += run.epochs if every_epoch and run.results and len(run.epochs) > 1 else ()
+        points.append(run.final)
+    results = [result for run in comparisons for result in run.results]
     return [
-        *make_sheet(f"Validation loss, {kind}", (*rows, *LOSS), points, LOSS_NOTE),
-        *make_sheet("Validation over real tokens, and perplexity", (*rows, *REAL), measured, REAL_NOTE),
-        *make_sheet("Gini of the middle layer", (*rows, *GINI), measured, USAGE_NOTE),
-        *make_sheet("Entropy of the middle layer, bits", (*rows, *ENTROPY), measured),
-        *make_sheet("Experts used in the middle layer", (*rows, *USED), measured),
+        *point_sheets(points, (RUN, EPOCH) if every_epoch else (RUN,)),
+        *make_sheet(
+            "Validation loss over seeds", OVER_SEEDS, [c for c in comparisons if len(c.results) > 1], SEED_NOTE
+        ),
+        *make_sheet("Size", SIZE, [run for run in comparisons if run.results]),
+        *make_sheet("Steps and speed", COST, results, COST_NOTE),
     ]
-
-
-def final_sheets(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """The ends of the runs; those not measured yet are there with their published loss."""
-    return point_sheets([comparison.final for comparison in comparisons], (RUN,))
 
 
 def epoch_sheets(comparisons: Sequence[Comparison]) -> list[Sheet]:
     """Every epoch of the runs that were measured."""
-    return point_sheets([point for c in comparisons if c.results for point in c.epochs], (RUN, EPOCH))
+    return point_sheets([point for run in comparisons if run.results for point in run.epochs], (RUN, EPOCH))
 
 
-def moment_sheets(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """Epochs and ends together, run by run; a run of one epoch has its end alone."""
-    points: list[Point] = []
-    for comparison in comparisons:
-        steps = comparison.epochs if comparison.results and len(comparison.epochs) > 1 else ()
-        points += [*steps, comparison.final]
-    return point_sheets(points, (RUN, EPOCH))
-
-
-def count_series(series: str) -> int:
-    """How many registered experiments belong to a series."""
-    return sum(experiment.series == series for experiment in EXPERIMENTS)
+def point_sheets(points: Sequence[Point], rows: Sequence[Cell[Point]]) -> list[Sheet]:
+    """Everything that was published and measured at some moments. rows: the cells that name a row."""
+    found = [point for point in points if point.measured]
+    kinds = {loss_name(point.run) for point in points}
+    kind = "as each report counts it" if len(kinds) > 1 else LOSSES[kinds.pop()] if kinds else ""
+    return [
+        *make_sheet(f"Validation loss, {kind}", (*rows, *LOSS), points, LOSS_NOTE),
+        *make_sheet("Validation over real tokens, and perplexity", (*rows, *REAL), found, REAL_NOTE),
+        *make_sheet("Gini of the middle layer", (*rows, *GINI), found, USAGE_NOTE),
+        *make_sheet("Entropy of the middle layer, bits", (*rows, *ENTROPY), found),
+        *make_sheet("Experts used in the middle layer", (*rows, *USED), found),
+    ]
 
 
 def make_overview(comparisons: Sequence[Comparison]) -> list[Sheet]:
     """One row a series: how many of its runs were measured, and how many published losses were met."""
+    registered = Counter(experiment.series for experiment in EXPERIMENTS)
 
     def count(verdict: str) -> Callable[[Sequence[Comparison]], str]:
         return lambda members: str(sum(point.verdict == verdict for c in members for point in c.judged))
 
-    cells = (
-        Cell[Sequence[Comparison]]("series", lambda m: m[0].experiment.series, numeric=False, names=True),
-        Cell[Sequence[Comparison]]("tolerance", lambda m: str(m[0].final.tolerance or ABSENT), numeric=False),
-        Cell[Sequence[Comparison]]("registered", lambda m: str(count_series(m[0].experiment.series))),
-        Cell[Sequence[Comparison]]("measured", lambda m: str(sum(bool(c.results) for c in m))),
-        Cell[Sequence[Comparison]](WITHIN, count(WITHIN)),
-        Cell[Sequence[Comparison]](OUTSIDE, count(OUTSIDE)),
+    cells: Sequence[Cell[Sequence[Comparison]]] = (
+        Cell("series", lambda members: members[0].experiment.series, numeric=False, names=True),
+        Cell("tolerance", lambda members: str(members[0].final.tolerance or ABSENT), numeric=False),
+        Cell("registered", lambda members: str(registered[members[0].experiment.series])),
+        Cell("measured", lambda members: str(sum(bool(c.results) for c in members))),
+        Cell(WITHIN, count(WITHIN)),
+        Cell(OUTSIDE, count(OUTSIDE)),
     )
-    note = "Within and outside (on either side) count published losses, of every epoch that a report prints."
-    return make_sheet("Published losses", cells, list(group_comparisons(comparisons).values()), note)
-
-
-def size_sheet(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """Exact sizes beside the published ones, in millions."""
-
-    def published(name: str) -> Callable[[Comparison], str]:
-        return lambda c: str(getattr(c.experiment.published, name, None) or ABSENT)
-
-    cells = (
-        Cell[Comparison]("run", lambda c: c.name, numeric=False, names=True),
-        Cell[Comparison]("parameters", lambda c: show_number(_count(c, "total_parameters"))),
-        Cell[Comparison]("published M", published("total_parameters_millions")),
-        Cell[Comparison]("trained", lambda c: show_number(_count(c, "trainable_parameters"))),
-        Cell[Comparison]("published M", published("trainable_parameters_millions")),
-    )
-    return make_sheet("Size", cells, [c for c in comparisons if c.results])
-
-
-def _count(comparison: Comparison, name: str) -> float | None:
-    """The parameters that the runs had; all seeds have as many."""
-    return next((count for result in comparison.results if (count := result.number(name)) is not None), None)
-
-
-def cost_sheet(results: Sequence[Result]) -> list[Sheet]:
-    """One row a file: steps, speed, seconds, device."""
-
-    def published_steps(result: Result) -> str:
-        published = result.experiment.published
-        return show_number(published.steps if published else None)
-
-    cells = (
-        Cell[Result]("file", lambda r: r.file.name, numeric=False, names=True),
-        Cell[Result]("steps", lambda r: show_number(r.number("steps"))),
-        Cell[Result]("published", published_steps),
-        Cell[Result]("tokens/s", lambda r: show_number(r.number("tokens_per_second"))),
-        Cell[Result]("seconds", lambda r: show_number(r.number("seconds"), digits=1)),
-        Cell[Result]("runs at once", lambda r: show_number(r.number("at_once"))),
-        Cell[Result]("device", lambda r: r.text("device") or ABSENT, numeric=False, wraps=True),
-    )
-    return make_sheet(
-        "Steps and speed",
-        cells,
-        results,
-        "Seconds are of training steps alone, on a machine that other runs may have shared.",
-    )
-
-
-def seed_sheet(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """How far seeds lie apart, for the runs that have several."""
-
-    def spread(name: str, digits: int) -> Callable[[Comparison], str]:
-        return lambda c: show_spread(c.final.measured.get(name), digits)
-
-    def extent(comparison: Comparison) -> str:
-        loss = comparison.final.measured.get("val_loss")
-        return ABSENT if loss is None else f"{min(loss.values):.4f} to {max(loss.values):.4f}"
-
-    cells = (
-        Cell[Comparison]("run", lambda c: c.name, numeric=False, names=True),
-        Cell[Comparison]("seeds", lambda c: str(len(c.results)), names=True),
-        Cell[Comparison]("with padding", spread("val_loss_padded", 4)),
-        Cell[Comparison]("real tokens", spread("val_loss", 4)),
-        Cell[Comparison]("lowest to highest", extent),
-    )
-    rows = [c for c in comparisons if len(c.results) > 1]
-    note = "Mean ± standard deviation at the last step; lowest and highest are over real tokens."
-    return make_sheet("Validation loss over seeds", cells, rows, note)
+    return make_sheet("Published losses", cells, list(group_comparisons(comparisons).values()), OVERVIEW_NOTE)
 
 
 # --- text -----------------------------------------------------------------------------------------------------
@@ -300,16 +266,14 @@ def list_verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
         runs: dict[tuple[int, ...], list[str]] = {}
         for judgement in judgements:
             runs.setdefault(judgement.epochs, []).append(judgement.run)
-        parts = [", ".join(names) + _name_epochs(epochs) for epochs, names in runs.items()]
-        if parts:
-            pairs.append((MEANINGS[verdict], "; ".join(parts)))
+        if runs:
+            which = "; ".join(", ".join(names) + _name_epochs(epochs) for epochs, names in runs.items())
+            pairs.append((VERDICTS[verdict], which))
     return pairs
 
 
 def _name_epochs(epochs: Sequence[int]) -> str:
-    if not epochs:
-        return ""
-    return f" (epoch{'s' if len(epochs) > 1 else ''} {', '.join(map(str, epochs))})"
+    return f" (epoch{'s' if len(epochs) > 1 else ''} {', '.join(map(str, epochs))})" if epochs else ""
 
 
 def format_comparisons(
@@ -323,12 +287,10 @@ def format_comparisons(
     """What `some experiments compare` prints: the ends of the runs, or every epoch too."""
     lines: list[str] = []
     for series, members in group_comparisons(comparisons).items():
-        results = [result for comparison in members for result in comparison.results]
-        if not results:
+        if not any(run.results for run in members):
             continue
         lines += [style.bold(head_series(series, members)), ""]
-        points = moment_sheets(members) if every_epoch else final_sheets(members)
-        for sheet in (*points, *seed_sheet(members), *size_sheet(members), *cost_sheet(results)):
+        for sheet in list_sheets(members, every_epoch=every_epoch):
             lines.append("  " + sheet.title)
             lines += [*format_table(sheet.columns, sheet.rows, width=width, style=style, indent="    "), ""]
     text_width = min(width or WIDEST_TEXT, WIDEST_TEXT)

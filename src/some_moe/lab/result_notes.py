@@ -27,20 +27,37 @@ def list_notes(comparisons: Iterable[Comparison]) -> list[str]:
 
 def explain_differences(result: Result) -> Iterator[str]:
     """Say in which ways a run is not the registered one, or not the published one."""
-    experiment, status = result.experiment, result.text("status")
-    if status and status != "finished":
-        yield f"{status}."
-    source, registered = result.text("source"), experiment.config.data.source
-    if source and source != registered:
-        yield f"trained on {source}, where {registered} is registered."
-    yield from _explain_stories(result)
+    data, published = result.experiment.config.data, result.experiment.published
+    yield from explain_status(result)
+    source = result.text("source")
+    if source and source != data.source:
+        yield f"trained on {source}, where {data.source} is registered."
+    # Fewer stories than registered: read more often in training, and a smaller sample in validation.
+    scaled, stories = result.record.get("epochs_scaled"), result.record.get("stories")
+    if isinstance(scaled, dict):
+        names = ("stories", "published_stories", "epochs", "published_epochs")
+        stories_read, wanted, epochs, wanted_epochs = (_show(scaled.get(name)) for name in names)
+        yield (
+            f"{stories_read} training stories instead of {wanted}, read {epochs} times instead of {wanted_epochs}, so "
+            "that the steps are as many."
+        )
+    found = stories.get("valid") if isinstance(stories, dict) else None
+    if isinstance(found, int) and data.val_subset_size is not None and found < data.val_subset_size:
+        yield f"validated on {found:,} stories instead of {data.val_subset_size:,}."
     yield from explain_overrides(result)
-    total, count = result.number("total_parameters"), experiment.parameters.total
-    if total is not None and total != count:
+    total, count = result.number("total_parameters"), result.experiment.parameters.total
+    if total not in (None, count):
         yield f"its model has {total:,.0f} parameters, the registered one {count:,}."
-    steps, published = result.number("steps"), experiment.published
+    steps = result.number("steps")
     if steps is not None and published is not None and published.steps not in (None, steps):
         yield f"{steps:,.0f} steps, where {published.steps:,} were published."
+
+
+def explain_status(result: Result) -> Iterator[str]:
+    """Whether it came to its end."""
+    status = result.text("status")
+    if status and status != "finished":
+        yield f"{status}."
 
 
 def explain_overrides(result: Result) -> Iterator[str]:
@@ -49,22 +66,6 @@ def explain_overrides(result: Result) -> Iterator[str]:
     if overrides:
         changes = ", ".join(f"{name} {format_value(value)}" for name, value in overrides.items())
         yield f"with changed settings: {changes}."
-
-
-def _explain_stories(result: Result) -> Iterator[str]:
-    """Fewer stories than registered: read more often in training, and a smaller sample in validation."""
-    scaled = result.record.get("epochs_scaled")
-    if isinstance(scaled, dict):
-        stories, epochs = _show(scaled.get("stories")), _show(scaled.get("epochs"))
-        yield (
-            f"{stories} training stories instead of {_show(scaled.get('published_stories'))}, read {epochs} times "
-            f"instead of {_show(scaled.get('published_epochs'))}, so that the steps are as many."
-        )
-    stories_read = result.record.get("stories")
-    found = stories_read.get("valid") if isinstance(stories_read, dict) else None
-    wanted = result.experiment.config.data.val_subset_size
-    if isinstance(found, int) and wanted is not None and found < wanted:
-        yield f"validated on {found:,} stories instead of {wanted:,}."
 
 
 def _show(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from some_moe.cli import main
-from some_moe.lab.published import compare_results, read_results
+from some_moe.lab.published_figures import shows_the_same
 from some_moe.lab.registry import EXPERIMENTS
+from tools.documents import find_outdated, main, make_documents
 from tools.experiment_index import ENTRIES
-from tools.figures_published import shows_the_same
-from tools.results_document import find_outdated, make_documents, write_document
 
 MakeUp = Callable[..., Path]
 REPOSITORY = Path(__file__).parents[2]
@@ -32,13 +31,12 @@ def here(make_up: MakeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def write_text() -> str:
-    """The document as it would be written, without its figures."""
-    comparisons = compare_results(read_results(Path("results"))[0])
-    return write_document(comparisons, folder=Path("docs"), index=True)
+    """The document as it would be written."""
+    return make_documents(Path("results"), Path("docs/results.md"))[Path("docs/results.md")].decode()
 
 
 def write_files() -> str:
-    assert main(["experiments", "docs"]) == 0
+    assert main([]) == 0
     return Path("docs/results.md").read_text(encoding="utf-8")
 
 
@@ -114,8 +112,9 @@ def test_the_index_names_every_published_run_after_the_mvp() -> None:
 def test_documents_are_the_same_bytes_in_another_process(here: Path) -> None:
     made = make_documents(Path("results"), Path("docs/results.md"))
     assert {path.name for path in made} == {"results.md", "results-loss-a.svg", "results-usage-a.svg"}
-    environment = os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "some_moe", "experiments", "docs"]
+    path = os.pathsep.join(map(str, (REPOSITORY / "src", REPOSITORY)))
+    environment = os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "PYTHONPATH": path}
+    command = [sys.executable, "-m", "tools.documents"]
     subprocess.run(command, cwd=here, env=environment, check=True, capture_output=True, timeout=120)
     assert {path: path.read_bytes() for path in made} == made
 
@@ -124,7 +123,7 @@ def test_documents_are_the_same_bytes_in_another_process(here: Path) -> None:
 def test_the_check_passes_on_what_was_just_made(capsys: pytest.CaptureFixture[str]) -> None:
     write_files()
     capsys.readouterr()
-    assert main(["experiments", "docs", "--check"]) == 0
+    assert main(["--check"]) == 0
     assert capsys.readouterr().out == "docs/results.md and 2 figures show the results\n"
 
 
@@ -132,9 +131,9 @@ def test_the_check_finds_a_figure_that_is_not_in_the_results(here: Path, capsys:
     path, text = here / "docs" / "results.md", write_files()
     path.write_text(text.replace("0.7600 ± 0.0100", "0.7500 ± 0.0100"), encoding="utf-8")
     capsys.readouterr()
-    assert main(["experiments", "docs", "--check"]) == 1
+    assert main(["--check"]) == 1
     captured = capsys.readouterr()
-    assert captured.err == "some: docs/results.md does not show the results; run `some experiments docs`\n"
+    assert captured.err == "documents: docs/results.md does not show the results; run `python -m tools.documents`\n"
     assert captured.out == ""
 
 
@@ -145,7 +144,7 @@ def test_the_check_finds_results_that_changed(here: Path, capsys: pytest.Capture
     path.write_text(json.dumps(record | {"val_loss_padded": 0.7}))
     capsys.readouterr()
     before = {file: file.read_bytes() for file in (here / "docs").rglob("*") if file.is_file()}
-    assert main(["experiments", "docs", "--check"]) == 1
+    assert main(["--check"]) == 1
     assert "docs/results.md does not show the results, and 1 more files are out" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in (here / "docs").rglob("*") if file.is_file()} == before
 
@@ -156,7 +155,7 @@ def test_the_check_finds_a_missing_figure() -> None:
     figure = Path("docs/figures/results-loss-a.svg")
     figure.unlink()
     assert find_outdated(make_documents(Path("results"), Path("docs/results.md"))) == [(figure, "is missing")]
-    assert main(["experiments", "docs", "--check"]) == 1
+    assert main(["--check"]) == 1
 
 
 def test_a_figure_of_another_matplotlib_is_known_by_its_numbers() -> None:
@@ -197,14 +196,14 @@ def test_words_of_a_result_stay_words(make_up: MakeUp) -> None:
          "'docs' holds no result of a registered experiment; `some experiments run NAME` writes one"),
         (["--out", "docs/results.html"], "--out docs/results.html is not Markdown; give a name that ends in .md"),
         (["--out", "no/results.md"], "--out no/results.md lies in a folder that does not exist; make the folder first"),
-        (["--chek"], "--chek is not an option of `some experiments docs`; did you mean '--check'?"),
+        (["--chek"], "--chek is not an option of `python -m tools.documents`; did you mean '--check'?"),
     ],
 )  # fmt: skip
 def test_docs_refuses_in_one_sentence(
     here: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["experiments", "docs", *arguments]) == 2
-    assert capsys.readouterr().err == f"some: {sentence}\n"
+    assert main([*arguments]) == 2
+    assert capsys.readouterr().err == f"documents: {sentence}\n"
     assert list((here / "docs").iterdir()) == []
 
 
@@ -212,4 +211,10 @@ def test_the_document_of_this_repository_shows_its_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
-    assert main(["experiments", "docs", "--check"]) == 0, capsys.readouterr().err
+    assert main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_the_package_does_without_the_tools() -> None:
+    imports = re.compile(r"^\s*(from|import) tools\b", re.MULTILINE)
+    package = sorted((REPOSITORY / "src").rglob("*.py"))
+    assert [file for file in package if imports.search(file.read_text(encoding="utf-8"))] == []
