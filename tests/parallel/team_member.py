@@ -136,14 +136,14 @@ DEEDS: dict[str, Callable[[loop.Trainer], None]] = {
 
 
 def befall(deed: Callable[[loop.Trainer], None], at_step: int) -> None:
-    original = loop.Trainer.is_time_to_look
+    original = loop.Trainer.should_sync
 
-    def is_time_to_look(trainer: loop.Trainer, step: int) -> bool:
+    def should_sync(trainer: loop.Trainer, step: int) -> bool:
         if step == at_step:
             deed(trainer)
         return original(trainer, step)
 
-    loop.Trainer.is_time_to_look = is_time_to_look  # type: ignore[method-assign]
+    loop.Trainer.should_sync = should_sync  # type: ignore[method-assign]
 
 
 def find_no_data(*arguments: Any) -> Any:  # noqa: ARG001

@@ -323,8 +323,7 @@ class FastLM(SomeLM):
         self, tokens: Tensor, info: TokenInfo | None, top_k: int | None, cache: Cache | None
     ) -> tuple[Tensor, tuple[Routing, ...], Cast]:
         """tokens (B, T) → the last block's output (B, T, D), the routings, and the head's cast."""
-        if info is None:
-            info = TokenInfo.of(tokens.shape, tokens.device, seed=self.seed, ids=tokens)
+        info = self.inform(tokens, info)
         positions, geometry = self.locate(tokens, info, cache)
         # Rows of a cast embedding are as good as cast rows, where nothing is done to them before.
         plain = self.model.residual_dtype == "auto" and self.model.positions != "sinusoidal" and not self.model.dropout

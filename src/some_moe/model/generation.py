@@ -48,7 +48,7 @@ def generate_tokens(
     done = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
     for _ in range(max_new_tokens):
         read = fresh if use_cache else tokens
-        info = TokenInfo.of(read.shape, read.device, ids=read, sums=False)
+        info = TokenInfo.of(read.shape, read.device, sums=False)
         logits = model(read, info, cache=cache).logits[:, -1]
         chosen = choose_token(logits, temperature, top_p, generator)
         yield chosen
