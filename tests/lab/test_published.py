@@ -9,7 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from some_moe.cli import main
 from some_moe.config import ConfigError
@@ -26,8 +25,7 @@ from some_moe.lab.published import (
     judge,
     read_results,
 )
-from some_moe.lab.published_figures import Mark, draw_losses, find_crowd
-from some_moe.lab.published_tables import format_comparisons, group_comparisons
+from some_moe.lab.published_tables import format_comparisons
 from some_moe.lab.registry import find_experiment
 from some_moe.lab.registry.tolerances import TOLERANCES, Tolerance, find_tolerance
 from some_moe.lab.result_notes import list_notes
@@ -272,27 +270,6 @@ def test_compare_json_holds_every_figure(capsys: pytest.CaptureFixture[str]) -> 
     assert found["verdicts"][WITHIN] == [{"run": "A1", "epochs": [4]}]
 
 
-def test_compare_writes_markdown_and_a_figure(here: Path) -> None:
-    assert main(["experiments", "compare", "--markdown", "out.md", "--figure", "out.png"]) == 0
-    text = (here / "out.md").read_text(encoding="utf-8")
-    assert "| A1 | 0.7629 | 0.7600 ± 0.0100 | -0.0029 | within |" in text
-    assert "[A1-seed0](results/A1-seed0.json)" in text
-    assert "Made by `some experiments compare` from the files in `results`." in text
-    with Image.open(here / "out.png") as image:
-        assert image.width == 1000
-        assert len(image.convert("RGB").getcolors(1 << 24)) > 20
-    assert main(["experiments", "compare", "A", "--figure", "out.svg"]) == 0
-    drawn = (here / "out.svg").read_text(encoding="utf-8")
-    for label in (
-        "published loss (nats per position, padding too)",
-        "measured loss (nats",
-        ">A1<",
-        ">A6<",
-        "tolerance",
-    ):
-        assert label in drawn
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -303,11 +280,6 @@ def test_compare_writes_markdown_and_a_figure(here: Path) -> None:
          "writes one"),
         (["B1"], "no result of B1 is there; `some experiments run B1` makes it"),
         (["A11"], "'A11' is not a registered experiment; did you mean 'A1'?"),
-        (["--figure", "f.pdf"], "--figure f.pdf is not a figure; give a name that ends in .png or .svg"),
-        (["--figure", "no/f.svg"], "--figure no/f.svg lies in a folder that does not exist; make the folder first"),
-        (["--markdown", "empty"], "--markdown empty is a folder; name a file in it"),
-        (["frozen-keys", "--figure", "f.svg"],
-         "no published loss was measured here, so there is nothing to draw; leave --figure out"),
     ],
 )  # fmt: skip
 def test_compare_refuses_in_one_sentence(
@@ -335,38 +307,3 @@ def test_compare_imports_nothing_heavy(here: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=here)
     assert done.returncode == 0, done.stderr
-
-
-# --- the figure -----------------------------------------------------------------------------------------------
-
-
-def mark(name: str, published: float) -> Mark:
-    return Mark(name=name, published=published, measured=Spread((published,)), verdict=WITHIN)
-
-
-def test_a_crowd_gets_a_panel_of_its_own() -> None:
-    crowd = [mark("a", 0.70), mark("b", 0.72), mark("c", 0.75)]
-    assert find_crowd([*crowd, mark("far", 2.0)]) == crowd
-    assert find_crowd([*crowd, mark("near", 0.8)]) == []
-    assert find_crowd(crowd) == []
-
-
-def test_figures_draw_only_what_was_published_and_measured(make_up: MakeUp) -> None:
-    assert draw_losses(group_comparisons(compare(make_up("frozen-keys")).values())) is None
-
-
-def test_names_hide_neither_each_other_nor_a_point(make_up: MakeUp) -> None:
-    for name in ("A1", "A2", "A3", "A4", "A5"):
-        published = find_experiment(name).published
-        assert published is not None
-        path = make_up(name, loss=float(published.val_loss or 0) + 0.01)
-    drawing = draw_losses({"A (v4)": list(compare(path, "A").values())})
-    assert drawing is not None
-    renderer = drawing.figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    axes = drawing.figure.axes[0]
-    boxes = [text.get_window_extent(renderer) for text in axes.texts]
-    assert sorted(text.get_text() for text in axes.texts) == ["A1", "A2", "A3", "A4", "A5"]
-    points = [axes.transData.transform(line.get_xydata()[0]) for line in axes.lines if len(line.get_xydata()) == 1]
-    for place, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[place + 1 :])
-        assert not any(box.contains(*point) for point in points)

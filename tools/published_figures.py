@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from some_moe.glass.figures.canvas import BLUE, GREY, ORANGE, PIXELS_AN_INCH, PURPLE, SOFT, STYLE, make_panels, styled
-from some_moe.lab.label_places import place_labels
+from some_moe.glass.figures.canvas import BLUE, GREY, ORANGE, PURPLE, SOFT, STYLE, make_panels, styled
 from some_moe.lab.published import NO_TOLERANCE, OUTSIDE, WITHIN, Comparison, Spread, loss_name
 from some_moe.lab.registry.tolerances import Tolerance
+from tools.label_places import place_labels
 
 PANEL_HEIGHT = 3.5  # inches
 CROWD = 0.3  # points that fill less of an axis than this get a panel of their own
@@ -81,14 +81,13 @@ class PublishedFigure:
         """A short hash of what it shows."""
         return hashlib.sha256(json.dumps(self.content).encode()).hexdigest()[:16]
 
-    def to_bytes(self, kind: str) -> bytes:
-        """The figure as a file, "svg" or "png": the same bytes for the same numbers."""
+    def to_svg(self) -> bytes:
+        """The figure as a file: the same bytes for the same numbers."""
         description = f"Numbers: {self.digest}. Drawn by matplotlib {mpl.__version__}."
-        metadata: dict[str, str | None] = {"Title": self.title, "Description": description}
-        metadata |= {"Creator": "some-moe", "Date": None} if kind == "svg" else {"Software": "some-moe"}
+        metadata = {"Title": self.title, "Description": description, "Creator": "some-moe", "Date": None}
         file = io.BytesIO()
         with mpl.rc_context(STYLE):
-            self.figure.savefig(file, format=kind, dpi=PIXELS_AN_INCH, metadata=metadata)
+            self.figure.savefig(file, format="svg", metadata=metadata)
         return file.getvalue()
 
 

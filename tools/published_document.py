@@ -19,7 +19,10 @@ from some_moe.lab.published_tables import (
 from some_moe.lab.result_notes import list_notes
 
 TITLE = "# Results: published and measured"
-ORIGIN = "Made by `some experiments compare` from the files in {results}. Change nothing here by hand."
+ORIGIN = (
+    "Made by `make docs` from the files in {results}; `make docs-check` tells whether it still shows them. Change "
+    "nothing here by hand."
+)
 HOW_TO_READ = (
     "The published reports up to v4 average the validation loss over padding, which is easy to foresee (none says so, "
     "but their figures do: `docs/audit.md` tells how): their losses "
@@ -34,20 +37,19 @@ def write_document(
     comparisons: Sequence[Comparison],
     *,
     folder: Path,
-    origin: str = ORIGIN,
-    figures: Mapping[str, Sequence[str]] | None = None,
-    closing: Sequence[str] = (),
+    figures: Mapping[str, Sequence[str]],
+    closing: Sequence[str],
 ) -> str:
     """The whole document as Markdown, for a file in `folder`, from which its links count.
 
-    origin: who made it, from {results}. figures: paragraphs to stand first under a series; closing: those at the end.
+    figures: paragraphs to stand first under a series; closing: those at the end.
     """
     places = sorted({result.file.parent for comparison in comparisons for result in comparison.results})
-    origin = origin.format(results=", ".join(f"`{place.name or place}`" for place in places))
+    origin = ORIGIN.format(results=", ".join(f"`{place.name or place}`" for place in places))
     parts = [TITLE, origin, HOW_TO_READ, "## In short", *_write_sheets(make_overview(comparisons))]
     parts.append("\n".join(f"- **{meaning}**: {plain(which)}" for meaning, which in list_verdicts(comparisons)))
     for series, members in group_comparisons(comparisons).items():
-        parts += [f"## {plain(head_series(series, members))}", *(figures or {}).get(series, ())]
+        parts += [f"## {plain(head_series(series, members))}", *figures.get(series, ())]
         parts += _write_series(members, folder)
     notes = list_notes(comparisons)
     if notes:
