@@ -19,7 +19,6 @@ from some_moe.lab.published import (
     OUTSIDE,
     WITHIN,
     Comparison,
-    Judgement,
     Spread,
     compare_results,
     judge,
@@ -68,14 +67,14 @@ def test_every_tolerance_names_a_series() -> None:
     ],
 )
 def test_a_loss_is_judged_by_its_distance(make_up: MakeUp, name: str, loss: float, verdict: str) -> None:
-    assert compare(make_up(name, loss=loss))[name].final.verdict == verdict
+    assert compare(make_up(name, loss=loss))[name].verdict == verdict
 
 
 # --- what is compared with what -------------------------------------------------------------------------------
 
 
 def test_padded_reports_are_met_with_the_padded_loss_and_later_ones_with_real_tokens(make_up: MakeUp) -> None:
-    a1, v5 = compare(make_up("A1", loss=0.75))["A1"].final, compare(make_up("v5-mlp", loss=2.8))["v5-mlp"].final
+    a1, v5 = compare(make_up("A1", loss=0.75))["A1"], compare(make_up("v5-mlp", loss=2.8))["v5-mlp"]
     assert a1.loss == Spread((0.75,))
     assert a1.measured["val_loss"] == Spread((2.75,))
     assert a1.difference == Decimal("-0.0129")
@@ -84,19 +83,19 @@ def test_padded_reports_are_met_with_the_padded_loss_and_later_ones_with_real_to
 
 
 def test_gini_is_of_all_positions_where_the_run_counts_padding(make_up: MakeUp) -> None:
-    a1, v5 = compare(make_up("A1"))["A1"].final.measured, compare(make_up("v5-mlp"))["v5-mlp"].final.measured
+    a1, v5 = compare(make_up("A1"))["A1"].measured, compare(make_up("v5-mlp"))["v5-mlp"].measured
     assert (a1["gini_all"].mean, a1["gini_real"].mean) == (0.7777, 0.5555)
     assert (a1["entropy_bits_all"].mean, a1["entropy_bits_real"].mean) == (4.4444, 5.5555)
     assert v5["gini_real"].mean == 0.7777
     assert "gini_all" not in v5
-    other = compare(make_up("A2", overrides={"data.count_padding": False}))["A2"].final.measured
+    other = compare(make_up("A2", overrides={"data.count_padding": False}))["A2"].measured
     assert "gini_all" not in other
 
 
 def test_experts_are_counted_of_those_that_the_run_had(make_up: MakeUp) -> None:
-    assert compare(make_up("A1"))["A1"].final.measured["num_experts"] == Spread((64,))
+    assert compare(make_up("A1"))["A1"].measured["num_experts"] == Spread((64,))
     fewer = compare(make_up("A2", overrides={"model.num_experts": 48}))["A2"]
-    assert fewer.final.measured["num_experts"] == fewer.epochs[0].measured["num_experts"] == Spread((48,))
+    assert fewer.measured["num_experts"] == fewer.epochs[0].measured["num_experts"] == Spread((48,))
 
 
 def test_epochs_stand_beside_the_epochs_of_the_report(make_up: MakeUp) -> None:
@@ -120,7 +119,7 @@ def test_epochs_of_other_data_are_not_taken_for_published_ones(make_up: MakeUp) 
 def test_seeds_are_taken_together(make_up: MakeUp) -> None:
     for seed, loss in enumerate((0.70, 0.75, 0.80)):
         path = make_up("A1", seed, loss=loss)
-    final = compare(path)["A1"].final
+    final = compare(path)["A1"]
     assert final.loss is not None
     assert final.loss.to_dict() == {
         "mean": pytest.approx(0.75), "stdev": pytest.approx(0.05), "low": 0.70, "high": 0.80,
@@ -133,16 +132,15 @@ def test_judgements_name_the_epochs_that_are_not_like_the_others(make_up: MakeUp
     make_up("A1", loss=0.7629)  # epochs 1 and 2 are farther away
     path = make_up("A6", loss=0.7)
     found = judge(compare(path).values())
-    assert found[WITHIN] == [Judgement("A1", (4,))]
-    assert found[OUTSIDE] == [Judgement("A1", (1, 2, 3)), Judgement("A6", ())]
-    assert Judgement("B1", ()) in found[NOT_MEASURED]
-    assert found[NOT_PUBLISHED] == []
+    assert found[WITHIN] == {"A1": [4]}
+    assert found[OUTSIDE] == {"A1": [1, 2, 3], "A6": []}
+    assert found[NOT_MEASURED]["B1"] == []
+    assert found[NOT_PUBLISHED] == {}
 
 
 def test_the_end_is_judged_where_no_epoch_was_published(make_up: MakeUp) -> None:
-    assert judge(compare(make_up("v2-professional"), "v2-professional").values())[NO_TOLERANCE] == [
-        Judgement("v2-professional", ())
-    ]
+    judged = judge(compare(make_up("v2-professional"), "v2-professional").values())
+    assert judged[NO_TOLERANCE] == {"v2-professional": []}
 
 
 # --- what is read ---------------------------------------------------------------------------------------------
@@ -155,8 +153,8 @@ def test_absent_fields_leave_gaps_and_nothing_else(make_up: MakeUp) -> None:
     found = compare(path)
     assert found["A1"].results[0].seed == 0
     assert found["A2"].results[0].seed == 7
-    assert found["A1"].final.verdict == found["A2"].final.verdict == NOT_MEASURED
-    assert found["A2"].final.measured == {}
+    assert found["A1"].verdict == found["A2"].verdict == NOT_MEASURED
+    assert found["A2"].measured == {}
     text = format_comparisons(list(found.values()), every_epoch=True, width=80, style=Style())
     assert "A2-seed7.json 1,248" in " ".join(text.split()), "all that is known of it is how many steps were published"
     assert "published, not measured yet" in text

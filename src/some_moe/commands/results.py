@@ -1,6 +1,5 @@
 """`some experiments compare`: what was published beside what was measured."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 from some_moe.cli import Parser, on_terminal, terminal_width, write, write_json
@@ -25,8 +24,11 @@ def compare_published(arguments: list[str]) -> int:
     results, left_out = read_results(Path(options.results))
     comparisons = compare_results(results, options.names)
     if options.json:
-        verdicts = {verdict: [asdict(one) for one in found] for verdict, found in judge(comparisons).items()}
-        runs = [comparison.to_dict() for comparison in comparisons]
-        return write_json({"verdicts": verdicts, "runs": runs, "left_out": left_out})
+        judged = judge(comparisons).items()
+        verdicts = {
+            verdict: [{"run": run, "epochs": epochs} for run, epochs in runs.items()] for verdict, runs in judged
+        }
+        described = [comparison.describe() for comparison in comparisons]
+        return write_json({"verdicts": verdicts, "runs": described, "left_out": left_out})
     every, width, style = bool(options.names), terminal_width(), Style(on_terminal())
     return write(format_comparisons(comparisons, every_epoch=every, left_out=left_out, width=width, style=style))

@@ -1,34 +1,33 @@
 """What must be known before a measured figure is set beside a published one: where the run is not the published run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from some_moe.lab.card import EXECUTION, format_value
 from some_moe.lab.published import Comparison, Result
 
 
-def list_notes(comparisons: Iterable[Comparison]) -> list[str]:
+def list_notes(comparisons: Collection[Comparison]) -> list[str]:
     """One sentence a difference, with the runs that it is about before it."""
-    measured = [comparison for comparison in comparisons if comparison.results]
-    everyone = [comparison.name for comparison in measured]
-    runs: dict[str, list[str]] = {}
-    for comparison in measured:
-        differences = [list(explain_differences(result)) for result in comparison.results]
-        for sentence in dict.fromkeys(sentence for found in differences for sentence in found):
-            results = zip(comparison.results, differences, strict=True)
-            seeds = [str(result.seed) for result, found in results if sentence in found]
-            some_seeds = "" if len(seeds) == len(comparison.results) else f" (seed {', '.join(seeds)})"
-            runs.setdefault(sentence, []).append(comparison.name + some_seeds)
-    return [
-        f"{'all runs' if names == everyone and len(names) > 1 else ', '.join(names)}: {sentence}"
-        for sentence, names in runs.items()
-    ]
+    num_seeds = {run.name: len(run.results) for run in comparisons if run.results}
+    found: dict[str, dict[str, list[str]]] = {}  # {sentence: {run: its seeds}}
+    for run in comparisons:
+        for result in run.results:
+            for sentence in explain_differences(result):
+                found.setdefault(sentence, {}).setdefault(run.name, []).append(str(result.seed))
+    notes = []
+    for sentence, runs in found.items():
+        whole = [name for name, seeds in runs.items() if len(seeds) == num_seeds[name]]
+        names = [name if name in whole else f"{name} (seed {', '.join(seeds)})" for name, seeds in runs.items()]
+        everyone = len(whole) > 1 and len(whole) == len(num_seeds)
+        notes.append(f"{'all runs' if everyone else ', '.join(names)}: {sentence}")
+    return notes
 
 
 def explain_differences(result: Result) -> Iterator[str]:
     """Say in which ways a run is not the registered one, or not the published one."""
     data, published = result.experiment.config.data, result.experiment.published
-    yield from explain_status(result)
+    yield from explain_departures(result)
     source = result.text("source")
     if source and source != data.source:
         yield f"trained on {source}, where {data.source} is registered."
@@ -44,7 +43,6 @@ def explain_differences(result: Result) -> Iterator[str]:
     found = stories.get("valid") if isinstance(stories, dict) else None
     if isinstance(found, int) and data.val_subset_size is not None and found < data.val_subset_size:
         yield f"validated on {found:,} stories instead of {data.val_subset_size:,}."
-    yield from explain_overrides(result)
     total, count = result.number("total_parameters"), result.experiment.parameters.total
     if total not in (None, count):
         yield f"its model has {total:,.0f} parameters, the registered one {count:,}."
@@ -53,15 +51,11 @@ def explain_differences(result: Result) -> Iterator[str]:
         yield f"{steps:,.0f} steps, where {published.steps:,} were published."
 
 
-def explain_status(result: Result) -> Iterator[str]:
-    """Whether it came to its end."""
+def explain_departures(result: Result) -> Iterator[str]:
+    """Whether it came to its end, and settings that were not as registered, but for how a machine computes."""
     status = result.text("status")
-    if status and status != "finished":
+    if status not in ("", "finished"):
         yield f"{status}."
-
-
-def explain_overrides(result: Result) -> Iterator[str]:
-    """Settings that were not as registered, but for those that say how a machine computes."""
     overrides = {name: value for name, value in result.overrides.items() if name not in EXECUTION}
     if overrides:
         changes = ", ".join(f"{name} {format_value(value)}" for name, value in overrides.items())
