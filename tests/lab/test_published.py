@@ -155,7 +155,7 @@ def test_absent_fields_leave_gaps_and_nothing_else(make_up: MakeUp) -> None:
     assert found["A2"].results[0].seed == 7
     assert found["A1"].verdict == found["A2"].verdict == NOT_MEASURED
     assert found["A2"].measured == {}
-    text = format_comparisons(list(found.values()), every_epoch=True, width=80, style=Style())
+    text = format_comparisons(list(found.values()), (), every_epoch=True, width=80, style=Style())
     assert "A2-seed7.json 1,248" in " ".join(text.split()), "all that is known of it is how many steps were published"
     assert "published, not measured yet" in text
 
@@ -163,7 +163,7 @@ def test_absent_fields_leave_gaps_and_nothing_else(make_up: MakeUp) -> None:
 def test_a_run_without_usage_has_gaps_beside_one_with_it(make_up: MakeUp) -> None:
     make_up("A1")
     path = make_up("A2", layers=None, published_epochs=None)
-    text = format_comparisons(list(compare(path, "A").values()), every_epoch=False, width=80, style=Style())
+    text = format_comparisons(list(compare(path, "A").values()), (), every_epoch=False, width=80, style=Style())
     words = " ".join(text.split())
     assert "A1 64 44 64 A2 64 – –" in words
 
@@ -248,7 +248,7 @@ def test_compare_by_name_prints_every_epoch(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.usefixtures("here")
 def test_compare_fits_eighty_columns() -> None:
     results, _ = read_results(Path("results"))
-    text = format_comparisons(compare_results(results), every_epoch=False, width=80, style=Style())
+    text = format_comparisons(compare_results(results), (), every_epoch=False, width=80, style=Style())
     assert [line for line in text.splitlines() if len(line) > 80] == []
 
 

@@ -31,4 +31,4 @@ def compare_published(arguments: list[str]) -> int:
         described = [comparison.describe() for comparison in comparisons]
         return write_json({"verdicts": verdicts, "runs": described, "left_out": left_out})
     every, width, style = bool(options.names), terminal_width(), Style(on_terminal())
-    return write(format_comparisons(comparisons, every_epoch=every, left_out=left_out, width=width, style=style))
+    return write(format_comparisons(comparisons, left_out, every_epoch=every, width=width, style=style))

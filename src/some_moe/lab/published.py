@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean, stdev
@@ -53,8 +54,7 @@ class Result:
 
     def text(self, name: str) -> str:
         """A field that holds words, or "" where it is absent."""
-        value = self.record.get(name)
-        return value if isinstance(value, str) else ""
+        return str(self.record.get(name) or "")
 
     def number(self, name: str) -> float | None:
         """A field that holds a number, or None where it is absent or no finite number."""
@@ -63,8 +63,7 @@ class Result:
     @property
     def overrides(self) -> Mapping[str, Any]:
         """Settings that were chosen otherwise than registered, the data and the seed apart."""
-        chosen = self.record.get("overrides")
-        return chosen if isinstance(chosen, dict) else {}
+        return self.record.get("overrides") or {}
 
     def setting(self, field: str) -> Any:
         """A setting as it was run; field: "data.batch_size"."""
@@ -132,14 +131,11 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
     results = [result for result in found.values() if result is not None]
     if not results:
         raise ConfigError(f"{str(folder)!r} holds no result of a registered experiment; {cure}")
-    seen: dict[tuple[str, int | None], str] = {}
-    for result in results:
-        name, seed, file = result.experiment.name, result.seed, result.file.name
-        first = seen.setdefault((name, seed), file)
-        if first != file:
-            raise ConfigError(f"{first} and {file} both hold {name} with seed {seed}; keep one of them")
-    order = {experiment.name: place for place, experiment in enumerate(EXPERIMENTS)}
-    results.sort(key=lambda r: (order[r.experiment.name], -1 if r.seed is None else r.seed, r.file.name))
+    results.sort(key=lambda r: (EXPERIMENTS.index(r.experiment), -1 if r.seed is None else r.seed, r.file.name))
+    for one, other in pairwise(results):
+        if one.experiment is other.experiment and one.seed == other.seed:
+            both, run = f"{one.file.name} and {other.file.name}", one.experiment.name
+            raise ConfigError(f"{both} both hold {run} with seed {one.seed}; keep one of them")
     return results, [file.name for file, result in found.items() if result is None]
 
 
@@ -154,8 +150,8 @@ def _read_result(file: Path) -> Result | None:
     name, _, seed = file.stem.rpartition("-seed")  # for a record that does not say them
     with suppress(ConfigError):
         experiment = find_experiment(str(record.get("experiment") or name))
-        seed = record.get("seed", int(seed) if seed.isdigit() else None)
-        return Result(file=file, experiment=experiment, seed=seed, record=record)
+        number = record.get("seed", int(seed) if seed.isdigit() else None)
+        return Result(file=file, experiment=experiment, seed=number, record=record)
     return None
 
 

@@ -13,9 +13,6 @@ NAMES = {"run", "epoch", "seeds", "file", "of"}
 """Headers that stand for a row itself: alone they say nothing."""
 
 
-# --- cells ----------------------------------------------------------------------------------------------------
-
-
 def show_spread(spread: Spread | None, digits: int = 4) -> str:
     """The figure, or mean ± standard deviation over several seeds."""
     if spread is None:
@@ -69,21 +66,14 @@ def _recorded_column(header: str, name: str, form: str = ",.0f") -> Column:
     return figure_column(header, lambda result: format_number(result.number(name), form))
 
 
-def _size_columns(header: str, name: str) -> tuple[Column, Column]:
-    """The parameters that the runs had (all seeds have as many), and the published ones."""
-
-    def count(run: Comparison) -> str:
-        return next((f"{n:,.0f}" for r in run.results if (n := r.number(name)) is not None), ABSENT)
-
-    def find_published(run: Comparison) -> str:
-        return str(getattr(run.experiment.published, f"{name}_millions", None) or ABSENT)
-
-    return figure_column(header, count), figure_column("published M", find_published)
+def _stated_column(header: str, name: str, form: str = "") -> Column:
+    """What the report of a result's experiment says."""
+    return figure_column(header, lambda result: format_number(getattr(result.experiment.published, name, None), form))
 
 
 # --- tables ---------------------------------------------------------------------------------------------------
 
-RUN = Column("run", lambda point: point.name)
+RUN = Column("run", lambda row: row.experiment.name)
 EPOCH = figure_column("epoch", lambda point: "end" if point.epoch is None else str(point.epoch))
 SEEDS = figure_column("seeds", lambda run: str(len(run.results)))
 LOSS = (
@@ -120,11 +110,17 @@ OVER_SEEDS = (
     measured_column("real tokens", "val_loss"),
     figure_column("lowest to highest", _show_extent),
 )
-SIZE = (RUN, *_size_columns("parameters", "total_parameters"), *_size_columns("trained", "trainable_parameters"))
+SIZE = (
+    RUN,
+    _recorded_column("parameters", "total_parameters"),
+    _stated_column("published M", "total_parameters_millions"),
+    _recorded_column("trained", "trainable_parameters"),
+    _stated_column("published M", "trainable_parameters_millions"),
+)
 COST = (
     Column("file", lambda result: result.file.name),
     _recorded_column("steps", "steps"),
-    figure_column("published", lambda r: format_number(getattr(r.experiment.published, "steps", None), ",")),
+    _stated_column("published", "steps", ","),
     _recorded_column("tokens/s", "tokens_per_second"),
     _recorded_column("seconds", "seconds", ",.1f"),
     _recorded_column("runs at once", "at_once"),
@@ -145,11 +141,10 @@ def list_tables(comparisons: Sequence[Comparison], *, every_epoch: bool = False)
     """
     points: list[Point] = []
     for run in comparisons:
-        points += run.epochs if every_epoch and run.results and len(run.epochs) > 1 else ()
-        points.append(run)
+        points += [*run.epochs, run] if every_epoch and run.results and len(run.epochs) > 1 else [run]
     return tabulate_points(points, (RUN, EPOCH) if every_epoch else (RUN,)) | make_tables(
         ("Validation loss over seeds", OVER_SEEDS, [run for run in comparisons if len(run.results) > 1]),
-        ("Size", SIZE, [run for run in comparisons if run.results]),
+        ("Size", SIZE, [run.results[0] for run in comparisons if run.results]),  # all seeds have as many parameters
         ("Steps and speed", COST, [result for run in comparisons for result in run.results]),
     )
 
@@ -196,12 +191,7 @@ def list_verdicts(comparisons: Sequence[Comparison]) -> dict[str, str]:
 
 
 def format_comparisons(
-    comparisons: Sequence[Comparison],
-    *,
-    every_epoch: bool,
-    left_out: Sequence[str] = (),
-    width: int | None,
-    style: Style,
+    comparisons: Sequence[Comparison], left_out: Sequence[str], *, every_epoch: bool, width: int | None, style: Style
 ) -> str:
     """What `some experiments compare` prints: the ends of the runs, or every epoch too."""
     lines: list[str] = []

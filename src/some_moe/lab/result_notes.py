@@ -1,10 +1,14 @@
 """What must be known before a measured figure is set beside a published one: where the run is not the published run."""
 
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from some_moe.lab.card import EXECUTION, format_value
 from some_moe.lab.published import Comparison, Result
+
+SCALED = (
+    "{stories:,} training stories instead of {published_stories:,}, read {epochs:,.2f} times instead of "
+    "{published_epochs:,}, so that the steps are as many."
+)
 
 
 def list_notes(comparisons: Collection[Comparison]) -> list[str]:
@@ -34,12 +38,7 @@ def explain_differences(result: Result) -> Iterator[str]:
     # Fewer stories than registered: read more often in training, and a smaller sample in validation.
     scaled, stories = result.record.get("epochs_scaled"), result.record.get("stories")
     if isinstance(scaled, dict):
-        names = ("stories", "published_stories", "epochs", "published_epochs")
-        stories_read, wanted, epochs, wanted_epochs = (_show(scaled.get(name)) for name in names)
-        yield (
-            f"{stories_read} training stories instead of {wanted}, read {epochs} times instead of {wanted_epochs}, so "
-            "that the steps are as many."
-        )
+        yield SCALED.format_map(scaled)
     found = stories.get("valid") if isinstance(stories, dict) else None
     if isinstance(found, int) and data.val_subset_size is not None and found < data.val_subset_size:
         yield f"validated on {found:,} stories instead of {data.val_subset_size:,}."
@@ -60,9 +59,3 @@ def explain_departures(result: Result) -> Iterator[str]:
     if overrides:
         changes = ", ".join(f"{name} {format_value(value)}" for name, value in overrides.items())
         yield f"with changed settings: {changes}."
-
-
-def _show(value: Any) -> str:
-    if not isinstance(value, int | float):
-        return "an unknown number of"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
