@@ -40,9 +40,6 @@ TOLD = ("steps", "tokens", "seconds", "tokens_per_second", "total_parameters", "
 PRINTED = ("train_loss", "val_loss", "perplexity", "gini", "entropy_bits", "experts_used")
 
 
-# --- one result -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """One file of the results folder: a run of a registered experiment with one seed."""
@@ -69,26 +66,20 @@ class Result:
         """A setting as it was run; field: "data.batch_size"."""
         return self.overrides.get(field, attrgetter(field)(self.experiment.config))
 
-    def final(self) -> Figures:
-        """The figures at the last step."""
-        layers, middle = _rows(self.record.get("layers")), self.record.get("middle_layer")
-        layer = next((layer for layer in layers if layer.get("layer") == middle), {})
-        figures, epochs = self._read({**self.record, **layer}), self.epochs()
-        last = epochs[max(epochs)] if epochs else {}
-        # The same moment: one may know what the other does not.
-        return last | figures if last.get("step") == self.record.get("steps") else figures
-
-    def epochs(self) -> dict[int, Figures]:
-        """The figures at the end of each epoch, as the published run counts epochs."""
+    def read_figures(self) -> dict[int | None, Figures]:
+        """The figures at the end of each epoch, as the published run counts epochs; under None, at the last step."""
         rows = _rows(self.record.get("published_epochs"))
         # Where the number of epochs was changed, the run's own epochs are not the published ones.
         if not rows and not self.record.get("epochs_scaled"):
             rows = _rows(self.record.get("epochs"))
-        return {row["epoch"]: self._read(row) for row in rows if isinstance(row.get("epoch"), int)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """What a reader needs to know about the file."""
-        return {"file": self.file.name, "seed": self.seed} | {name: self.record.get(name) for name in TOLD}
+        epochs = {row["epoch"]: self._read(row) for row in rows if isinstance(row.get("epoch"), int)}
+        layers, middle = _rows(self.record.get("layers")), self.record.get("middle_layer")
+        end = self._read(dict(self.record) | next((layer for layer in layers if layer.get("layer") == middle), {}))
+        last = epochs[max(epochs)] if epochs else {}
+        if last.get("step") == self.record.get("steps"):
+            end = last | end  # the same moment: one may know what the other does not
+        # The end of a run is the end of its last epoch, also where nothing was written down on the way.
+        return {**(epochs or {self.experiment.config.train.epochs: end}), None: end}
 
     def _read(self, row: Mapping[str, Any]) -> Figures:
         """Read a record's figures; what it calls gini counts padding where the run does."""
@@ -257,48 +248,44 @@ class Comparison(Point):
             "tolerance": None if self.tolerance is None else str(self.tolerance),
             "final": self.to_dict(),
             "epochs": [point.to_dict() for point in self.epochs],
-            "results": [result.to_dict() for result in self.results],
+            "results": [
+                {"file": result.file.name, "seed": result.seed} | {name: result.record.get(name) for name in TOLD}
+                for result in self.results
+            ],
         }
 
 
 def compare_results(results: Sequence[Result], names: Sequence[str] = ()) -> list[Comparison]:
     """Compare the named experiments and series, or every published and every measured run, in the registry's order."""
     found = {e.name: [result for result in results if result.experiment is e] for e in EXPERIMENTS}
-    chosen = {e.name for e in EXPERIMENTS if found[e.name] or e.published is not None}
-    if names:
-        chosen = {e.name for e in select_experiments(names)}
-        if not any(found[name] for name in chosen):
-            words = " ".join(names)
-            raise ConfigError(f"no result of {words} is there; `some experiments run {words}` makes it")
-    return [compare_experiment(e, found[e.name]) for e in EXPERIMENTS if e.name in chosen]
+    chosen = select_experiments(names) if names else [e for e in EXPERIMENTS if found[e.name] or e.published]
+    if names and not any(found[experiment.name] for experiment in chosen):
+        words = " ".join(names)
+        raise ConfigError(f"no result of {words} is there; `some experiments run {words}` makes it")
+    return [compare_experiment(e, found[e.name]) for e in EXPERIMENTS if e in chosen]
 
 
 def compare_experiment(experiment: Experiment, results: Sequence[Result]) -> Comparison:
     """Set what was published of an experiment beside its results, one a seed (none: nothing measured yet)."""
     published = experiment.published or Published()
     printed = {row.epoch: row for row in published.epochs}
-    finals = [result.final() for result in results]
-    # The end of a run is the end of its last epoch, also where nothing was written down on the way.
-    last = experiment.config.train.epochs
-    measured = [result.epochs() or {last: final} for result, final in zip(results, finals, strict=True)]
+    seeds = [result.read_figures() for result in results]
+    moments = {*printed, *(epoch for figures in seeds for epoch in figures if epoch is not None)}
     epochs = [
-        Point(
-            experiment=experiment,
-            epoch=epoch,
-            **_set_beside(printed.get(epoch), [m[epoch] for m in measured if epoch in m]),
-        )
-        for epoch in sorted({*printed, *(epoch for run in measured for epoch in run)})
+        Point(experiment=experiment, epoch=epoch, **_set_beside(printed.get(epoch), seeds, epoch))
+        for epoch in sorted(moments)
     ]
-    end = _set_beside(published, finals)
+    end = _set_beside(published, seeds, None)
     return Comparison(experiment=experiment, epoch=None, results=results, epochs=epochs, **end)
 
 
-def _set_beside(printed: Any, seeds: Sequence[Figures]) -> dict[str, Any]:
-    """What was published of an epoch or a whole run, and what the seeds measured of it, as fields of a point."""
-    names = dict.fromkeys(name for figures in seeds for name in figures)
+def _set_beside(printed: Any, seeds: Sequence[Mapping[int | None, Figures]], epoch: int | None) -> dict[str, Any]:
+    """What was published of an epoch or a whole run, and what the seeds measured then, as fields of a point."""
+    found = [figures[epoch] for figures in seeds if epoch in figures]
+    names = dict.fromkeys(name for figures in found for name in figures)
     return {
         "published": {name: value for name in PRINTED if (value := getattr(printed, name, None)) is not None},
-        "measured": {name: Spread(tuple(figures[name] for figures in seeds if name in figures)) for name in names},
+        "measured": {name: Spread(tuple(figures[name] for figures in found if name in figures)) for name in names},
     }
 
 
