@@ -8,6 +8,7 @@ from some_moe.lab.published import Comparison, Result, Spread
 from some_moe.lab.published_tables import (
     RUN,
     SEEDS,
+    explain_departures,
     figure_column,
     make_tables,
     measured_column,
@@ -16,7 +17,6 @@ from some_moe.lab.published_tables import (
     show_spread,
     show_used,
 )
-from some_moe.lab.result_notes import explain_departures
 from some_moe.layout import ABSENT, Column
 from tools.audit_evidence import Evidence, gather
 

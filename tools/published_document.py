@@ -14,13 +14,13 @@ from some_moe.lab.published_tables import (
     figure_column,
     group_comparisons,
     head_series,
+    list_notes,
     list_tables,
     list_verdicts,
     make_tables,
     tabulate_points,
 )
 from some_moe.lab.registry import EXPERIMENTS
-from some_moe.lab.result_notes import list_notes
 from some_moe.layout import ABSENT, Column, Table
 
 TITLE = "# Results: published and measured"

@@ -24,10 +24,9 @@ from some_moe.lab.published import (
     judge,
     read_results,
 )
-from some_moe.lab.published_tables import format_comparisons
+from some_moe.lab.published_tables import format_comparisons, list_notes
 from some_moe.lab.registry import find_experiment
 from some_moe.lab.registry.tolerances import TOLERANCES, Tolerance, find_tolerance
-from some_moe.lab.result_notes import list_notes
 from some_moe.layout import Style
 
 MakeUp = Callable[..., Path]

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -14,7 +13,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from some_moe.config import ConfigError
-from some_moe.lab.registry import EXPERIMENTS, find_experiment
+from some_moe.lab.registry import EXPERIMENTS
 from some_moe.lab.registry.records import Experiment, Published
 from some_moe.lab.registry.selection import select_experiments
 from some_moe.lab.registry.tolerances import Tolerance, find_tolerance
@@ -98,8 +97,7 @@ class Result:
 
 def finite_number(value: Any) -> float | None:
     """The value, or None where it is no finite number."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if number else None
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _to_number(value: Decimal | int | None) -> float | int | None:
@@ -108,9 +106,6 @@ def _to_number(value: Decimal | int | None) -> float | int | None:
 
 def _rows(value: Any) -> list[dict[str, Any]]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-
-
-# --- the results folder ---------------------------------------------------------------------------------------
 
 
 def read_results(folder: Path) -> tuple[list[Result], list[str]]:
@@ -138,12 +133,10 @@ def _read_result(file: Path) -> Result | None:
         raise ConfigError(f"{str(file)!r} cannot be read ({error}); remove it, or measure it again") from None
     if not isinstance(record, dict):
         return None
-    name, _, seed = file.stem.rpartition("-seed")  # for a record that does not say them
-    with suppress(ConfigError):
-        experiment = find_experiment(str(record.get("experiment") or name))
-        number = record.get("seed", int(seed) if seed.isdigit() else None)
-        return Result(file=file, experiment=experiment, seed=number, record=record)
-    return None
+    name, _, digits = file.stem.rpartition("-seed")  # for a record that does not say them
+    run, seed = record.get("experiment") or name, record.get("seed", int(digits) if digits.isdigit() else None)
+    found = [Result(file=file, experiment=e, seed=seed, record=record) for e in EXPERIMENTS if e.name == run]
+    return found[0] if found else None
 
 
 # --- published against measured -------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
-"""Published against measured as tables, narrow enough for a terminal of 80 columns and for a phone."""
+"""Published against measured as tables, narrow enough for a terminal of 80 columns and for a phone, with notes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from some_moe.lab.card import WIDEST_TEXT
-from some_moe.lab.published import VERDICTS, Comparison, Point, Spread, judge
-from some_moe.lab.result_notes import list_notes
+from some_moe.lab.card import EXECUTION, WIDEST_TEXT, format_value
+from some_moe.lab.published import VERDICTS, Comparison, Point, Result, Spread, judge
 from some_moe.layout import ABSENT, Column, Style, Table, format_number, format_table, make_table, wrap
 
 LOSSES = {"val_loss_padded": "padding counted", "val_loss": "real tokens"}
@@ -24,10 +23,9 @@ def show_difference(point: Point) -> str:
     """Measured minus published, and as a share of the published loss where the tolerance is one."""
     if point.difference is None:
         return ABSENT
-    text = f"{point.difference:+.4f}"
-    if point.tolerance is not None and point.tolerance.share:
-        text += f" ({float(point.difference) / float(point.published['val_loss']):+.1%})"
-    return text
+    shared = point.tolerance is not None and point.tolerance.share
+    share = f" ({float(point.difference) / float(point.published['val_loss']):+.1%})" if shared else ""
+    return f"{point.difference:+.4f}{share}"
 
 
 def show_used(point: Point) -> str:
@@ -61,6 +59,11 @@ def measured_column(header: str, name: str, digits: int = 4) -> Column:
     return figure_column(header, lambda point: show_spread(point.measured.get(name), digits))
 
 
+def _usage_columns(name: str) -> tuple[Column, ...]:
+    every, real = measured_column("all positions", f"{name}_all", 3), measured_column("real tokens", f"{name}_real", 3)
+    return printed_column("published", name), every, real
+
+
 def _recorded_column(header: str, name: str, form: str = ",.0f") -> Column:
     """What one result says."""
     return figure_column(header, lambda result: format_number(result.number(name), form))
@@ -82,27 +85,24 @@ LOSS = (
     figure_column("difference", show_difference),
     Column("verdict", lambda point: point.verdict),
 )
-REAL = (
-    measured_column("loss", "val_loss"),
-    measured_column("best", "best_val_loss"),
-    measured_column("bits per byte", "bits_per_byte"),
-    measured_column("perplexity", "perplexity", 2),
-    measured_column("with padding", "perplexity_padded", 2),
-    printed_column("published", "perplexity"),
-)
-GINI, ENTROPY = (
-    (
-        printed_column("published", name),
-        measured_column("all positions", f"{name}_all", 3),
-        measured_column("real tokens", f"{name}_real", 3),
-    )
-    for name in ("gini", "entropy_bits")
-)
-USED = (
-    printed_column("published", "experts_used"),
-    figure_column("measured", show_used),
-    figure_column("of", show_experts),
-)
+FIGURES = {
+    "Validation over real tokens, and perplexity": (
+        measured_column("loss", "val_loss"),
+        measured_column("best", "best_val_loss"),
+        measured_column("bits per byte", "bits_per_byte"),
+        measured_column("perplexity", "perplexity", 2),
+        measured_column("with padding", "perplexity_padded", 2),
+        printed_column("published", "perplexity"),
+    ),
+    "Gini of the middle layer": _usage_columns("gini"),
+    "Entropy of the middle layer, bits": _usage_columns("entropy_bits"),
+    "Experts used in the middle layer": (
+        printed_column("published", "experts_used"),
+        figure_column("measured", show_used),
+        figure_column("of", show_experts),
+    ),
+}
+"""Tables of what is measured besides the loss that is judged."""
 OVER_SEEDS = (
     RUN,
     SEEDS,
@@ -156,11 +156,61 @@ def tabulate_points(points: Sequence[Point], names: Sequence[Column]) -> dict[st
     kind = kinds.pop() if len(kinds) == 1 else "as each report counts it"
     return make_tables(
         (f"Validation loss, {kind}", (*names, *LOSS), points),
-        ("Validation over real tokens, and perplexity", (*names, *REAL), found),
-        ("Gini of the middle layer", (*names, *GINI), found),
-        ("Entropy of the middle layer, bits", (*names, *ENTROPY), found),
-        ("Experts used in the middle layer", (*names, *USED), found),
+        *((title, (*names, *columns), found) for title, columns in FIGURES.items()),
     )
+
+
+# --- where a run is not the published one ---------------------------------------------------------------------
+
+
+def list_notes(comparisons: Collection[Comparison]) -> list[str]:
+    """One sentence a difference, with the runs that it is about before it."""
+    num_seeds = {run.name: len(run.results) for run in comparisons if run.results}
+    found: dict[str, dict[str, list[str]]] = {}  # {sentence: {run: its seeds}}
+    for run in comparisons:
+        for result in run.results:
+            for sentence in explain_differences(result):
+                found.setdefault(sentence, {}).setdefault(run.name, []).append(str(result.seed))
+    notes = []
+    for sentence, runs in found.items():
+        whole = [name for name, seeds in runs.items() if len(seeds) == num_seeds[name]]
+        names = [name if name in whole else f"{name} (seed {', '.join(seeds)})" for name, seeds in runs.items()]
+        everyone = len(whole) > 1 and len(whole) == len(num_seeds)
+        notes.append(f"{'all runs' if everyone else ', '.join(names)}: {sentence}")
+    return notes
+
+
+def explain_differences(result: Result) -> Iterator[str]:
+    """Say in which ways a run is not the registered one, or not the published one."""
+    data, published = result.experiment.config.data, result.experiment.published
+    yield from explain_departures(result)
+    if (source := result.text("source")) not in ("", data.source):
+        yield f"trained on {source}, where {data.source} is registered."
+    # Fewer stories than registered: read more often in training, and a smaller sample in validation.
+    scaled, stories = result.record.get("epochs_scaled"), result.record.get("stories")
+    if isinstance(scaled, dict):
+        yield (
+            f"{scaled['stories']:,} training stories instead of {scaled['published_stories']:,}, read "
+            f"{scaled['epochs']:,.2f} times instead of {scaled['published_epochs']:,}, so that the steps are as many."
+        )
+    found = stories.get("valid") if isinstance(stories, dict) else None
+    if isinstance(found, int) and data.val_subset_size is not None and found < data.val_subset_size:
+        yield f"validated on {found:,} stories instead of {data.val_subset_size:,}."
+    total, count = result.number("total_parameters"), result.experiment.parameters.total
+    if total not in (None, count):
+        yield f"its model has {total:,.0f} parameters, the registered one {count:,}."
+    steps = result.number("steps")
+    if steps is not None and published is not None and published.steps not in (None, steps):
+        yield f"{steps:,.0f} steps, where {published.steps:,} were published."
+
+
+def explain_departures(result: Result) -> Iterator[str]:
+    """Whether it came to its end, and settings that were not as registered, but for how a machine computes."""
+    if (status := result.text("status")) not in ("", "finished"):
+        yield f"{status}."
+    changed = [f"{name} {format_value(value)}" for name, value in result.overrides.items() if name not in EXECUTION]
+    if changed:
+        yield f"with changed settings: {', '.join(changed)}."
 
 
 # --- text -----------------------------------------------------------------------------------------------------
@@ -168,8 +218,8 @@ def tabulate_points(points: Sequence[Point], names: Sequence[Column]) -> dict[st
 
 def group_comparisons(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
     """Return {series: its comparisons}, in the registry's order."""
-    every = dict.fromkeys(run.experiment.series for run in comparisons)
-    return {series: [run for run in comparisons if run.experiment.series == series] for series in every}
+    names = dict.fromkeys(run.experiment.series for run in comparisons)
+    return {series: [run for run in comparisons if run.experiment.series == series] for series in names}
 
 
 def head_series(series: str, comparisons: Sequence[Comparison]) -> str:
