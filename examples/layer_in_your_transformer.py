@@ -72,7 +72,7 @@ def main() -> None:
     )
     length = 4 * PERIOD
     model = Transformer(config, length)
-    # On a CUDA GPU (same parameters, same names, fused kernels):
+    # On a CUDA GPU, with tokens there too (the same parameters by the same names, fused kernels):
     # model = some_moe.accelerate(model.cuda())
     layers = [block.ffn for block in model.blocks]
     first_keys = [layer.state.keys.clone() for layer in layers]

@@ -54,7 +54,7 @@ def main() -> None:
         if "val_loss" in line:
             print(f"step {line['step']}: val_loss {line['val_loss']:.3f}")
     result = run.result
-    print(f"test_loss {result['test_loss']:.3f} nats a token, {result['bits_per_byte']:.3f} bits a byte of valid text")
+    print(f"test_loss {result['test_loss']:.3f} nats a token; valid split {result['bits_per_byte']:.3f} bits a byte")
     for layer in result["layers"]:
         used = f"{layer['experts_used']} of {layer['num_experts']} experts used"
         print(f"layer {layer['layer']}: {used}, gini {layer['gini']:.2f}")
