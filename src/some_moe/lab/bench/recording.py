@@ -2,14 +2,14 @@
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 import torch
 
-from some_moe.lab.bench.timing import Task
+from some_moe.lab.bench.timing import Call
 
 WARMUP_CALLS = 3
 _FAILED_GRAPHS: list[torch.cuda.CUDAGraph] = []
@@ -19,8 +19,8 @@ class UnrecordableError(RuntimeError):
     """A call that cannot be recorded. Its message says why, in a few words."""
 
 
-def record(task: Task, device: torch.device) -> tuple[Task, Any]:
-    """A task's replays, and what the recorded call returned: tensors that each replay fills anew.
+def record(call: Call, device: torch.device) -> tuple[Call, Any]:
+    """A call's replays, and what the recorded call returned: tensors that each replay fills anew.
 
     Raises `UnrecordableError`, after which the device is as usable as before.
     """
@@ -30,12 +30,11 @@ def record(task: Task, device: torch.device) -> tuple[Task, Any]:
     torch.cuda.synchronize(device)
     try:
         with torch.cuda.stream(stream):  # and back to the one before, which a recording that breaks off forgets
-            warm_up(task)
-            before = None if task.before is None else capture(task.before, pool, stream)[0].replay
-            graph, result = capture(task.timed, pool, stream)
+            warm_up(call)
+            graph, result = capture(call, pool, stream)
     finally:
         torch.cuda.synchronize(device)
-    return Task(graph.replay, before=before), result
+    return graph.replay, result
 
 
 @cache
@@ -44,16 +43,16 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def warm_up(task: Task) -> None:
-    """Call a task on the current stream, the last time with waiting forbidden: what waits cannot be recorded.
+def warm_up(call: Call) -> None:
+    """Call on the current stream, the last time with waiting forbidden: what waits cannot be recorded.
 
     Finding that out by recording would be worse: a recording that breaks off may leave torch's allocator astray.
     """
     try:
         for _ in range(WARMUP_CALLS - 1):
-            task.run()
+            call()
         with waiting_forbidden():
-            task.run()
+            call()
     except Exception as error:
         if "synchronizing CUDA operation" in str(error):
             raise UnrecordableError("it waits for the device on its way") from None
@@ -73,7 +72,7 @@ def waiting_forbidden() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(mode)
 
 
-def capture(call: Callable[[], Any], pool: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Any]:
+def capture(call: Call, pool: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Record one call, without doing it, and return the graph and the call's result."""
     graph = torch.cuda.CUDAGraph()
     reason = ""
