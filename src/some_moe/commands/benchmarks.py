@@ -46,19 +46,18 @@ def bench_layer(arguments: list[str]) -> int:
     configs = [find_shape(name, options.trainability) for name in shapes]
     tokens = _read_tokens(options.tokens or ("24576,32768" if on_gpu else "2560"))
     routings = ("balanced", "skewed") if options.routing == "both" else (options.routing,)
-    compiled = on_gpu if options.compile is None else options.compile
-    variants = list_variants(device, compiled, _split(options.variants))
+    variants = list_variants(device, on_gpu if options.compile is None else options.compile, _split(options.variants))
     report = _start_report("layer", arguments, options, device)
     report["cases"] = []
     parts = []
     for case in measure(configs, tokens, routings, variants, device, seconds=options.seconds, records=on_gpu):
         report["cases"].append(case)
-        _write_report(options.json, report)
+        _save(options, report)
         parts.append(describe_layer_case(case))
         write(format_part(parts[-1], width=terminal_width(), color=on_terminal()) + "\n")
         sys.stdout.flush()  # shown as soon as it is measured, in a pipe too
     summary = summarize_layers(report["cases"])
-    _append_section(options.markdown, format_section(report, "One layer's experts", [summary, *parts]))
+    _save(options, report, format_section(report, "One layer's experts", [summary, *parts]))
     return write(format_part(summary, width=terminal_width(), color=on_terminal()))
 
 
@@ -92,17 +91,12 @@ def bench_step(arguments: list[str]) -> int:
         device=str(device),
         num_experts=options.num_experts,
     )
-    usual = 30 if device.type == "cuda" else 5
-    steps = _at_least(1, usual if options.steps is None else options.steps, "--steps")
+    steps = _at_least(1, (30 if device.type == "cuda" else 5) if options.steps is None else options.steps, "--steps")
     report = _start_report("step", arguments, options, device)
     report["step"] = measure(config, steps=steps, routing=options.routing, profile=options.profile)
-    _write_report(options.json, report)
     parts = describe_step(report["step"])
-    _append_section(options.markdown, format_section(report, parts[0].title, parts))
+    _save(options, report, format_section(report, parts[0].title, parts))
     return write("\n".join(format_part(part, width=terminal_width(), color=on_terminal()) for part in parts))
-
-
-# --- reading the options ----------------------------------------------------------------------------------
 
 
 def _parse(parser: Parser, arguments: list[str], compilation: str) -> tuple[Any, Any]:
@@ -138,9 +132,6 @@ def _at_least(least: int, value: int, flag: str) -> int:
     return value
 
 
-# --- what is left on disk: one JSON object, rewritten as it grows, and sections of a Markdown file --------
-
-
 def _start_report(kind: str, arguments: list[str], options: Any, device: Any) -> dict[str, Any]:
     """What was run, when, and on what. A file that cannot be written is refused before anything is measured."""
     from some_moe.training.environment import describe_device, describe_environment
@@ -159,17 +150,13 @@ def _start_report(kind: str, arguments: list[str], options: Any, device: Any) ->
     return {"benchmark": kind, "date": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment}
 
 
-def _write_report(file: str | None, report: dict[str, Any]) -> None:
-    """Write everything found so far, whole."""
+def _save(options: Any, report: dict[str, Any], section: str = "") -> None:
+    """Write everything found so far, whole; a section goes to the end of a Markdown file, which need not exist yet."""
     from some_moe.training.run_folder import drop_nan
 
-    if file is not None:
-        write_whole(Path(file), json.dumps(drop_nan(report), indent=1, ensure_ascii=False) + "\n")
-
-
-def _append_section(file: str | None, section: str) -> None:
-    """Add a section at the end of a Markdown file, which need not exist yet."""
-    if file is not None:
-        path = Path(file)
+    if options.json is not None:
+        write_whole(Path(options.json), json.dumps(drop_nan(report), indent=1, ensure_ascii=False) + "\n")
+    if options.markdown is not None and section:
+        path = Path(options.markdown)
         before = path.read_text(encoding="utf-8").rstrip("\n") + "\n\n" if path.is_file() else "# Benchmarks\n\n"
         write_whole(path, before + section)

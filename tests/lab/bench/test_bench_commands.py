@@ -79,7 +79,7 @@ def test_a_run_cut_off_leaves_the_cases_it_had(tmp_path: Path, monkeypatch: pyte
         ([*LAYER, "--variants", "best"], "--variants 'best' is not known on cpu; choose from some cpu, some grouped"),
         ([*LAYER, "--json", "no/such/place.json"], "--json 'no/such/place.json' lies in a folder that does not exist"),
         ([*LAYER, "--markdown", "."], "--markdown '.' is a folder; name a file in it"),
-        (["bench", "layer", "--shapes", "A11", "--device", "cpu"], "'A11' is not a registered experiment"),
+        (["bench", "layer", "--shapes", "A11", "--device", "cpu"], "'A11' is not a preset; did you mean"),
         (["bench", "layer", "--shapes", "dense-equal-trainable", "--device", "cpu"], "has no experts to measure"),
         (["bench", "layer", "--device", "tpu"], "train.device 'tpu' is"),
         ([*STEP, "--batch", "0"], "--batch 0 is out of range; use 1 or more"),

@@ -12,10 +12,9 @@ from some_moe.config import ModelConfig, RunConfig
 from some_moe.experts import ExpertWeights, choose_kernel
 from some_moe.lab.bench import layer
 from some_moe.lab.bench.layer import bench_layer, compare_with_peers
-from some_moe.lab.bench.recording import UnrecordableError
 from some_moe.lab.bench.tables import Part, describe_layer_case, summarize_layers
-from some_moe.lab.bench.timing import Call
-from some_moe.lab.bench.variants import Variant, list_variants, our_kernel
+from some_moe.lab.bench.timing import Call, UnrecordableError
+from some_moe.lab.bench.variants import Variant, list_variants, make_torch_grouped, our_kernel
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {"d_model": 16, "num_heads": 2, "d_ffn": 24, "num_experts": 6, "top_k": 2}
@@ -238,10 +237,21 @@ def test_all_but_the_loop_are_recorded_on_a_gpu(trainability: str) -> None:
 
 @pytest.mark.slow
 def test_compiled_variants_report_their_compilation_apart() -> None:
-    variants = list_variants(CPU, True, ("dense", "torch-grouped"))
-    cases = run(variants, routings=["balanced", "skewed"])
-    for name in ("dense, compiled", "torch-grouped, compiled"):
-        first, second = ({row["name"]: row for row in case["rows"]}[name] for case in cases)
-        assert first["status"] == second["status"] == "ok"
-        assert first["compile_seconds"] > 10 * first["ms"] / 1e3
-        assert second["compile_seconds"] is None
+    cases = run(list_variants(CPU, True, ("dense", "torch-grouped")), routings=["balanced", "skewed"])
+    first, second = ({row["name"]: row for row in case["rows"]}["dense, compiled"] for case in cases)
+    assert first["status"] == second["status"] == "ok"
+    assert first["compile_seconds"] > 10 * first["ms"] / 1e3
+    assert second["compile_seconds"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("trainability", ["frozen", "full", "lora"])
+def test_the_torch_idiom_is_one_graph(trainability: str) -> None:
+    model = ModelConfig(**SIZES, trainability=trainability)
+    weights = layer.make_weights(model, CPU, torch.bfloat16)
+    problem = layer.make_problem(model, weights.up, 64, "balanced", 8)
+    mix = make_torch_grouped(weights, 2)
+    compiled = torch.compile(mix, dynamic=False, backend="aot_eager", fullgraph=True)
+    expected, found = (call(problem.x, problem.experts, problem.gates) for call in (mix, compiled))
+    assert torch.equal(found, expected)

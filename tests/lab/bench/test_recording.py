@@ -5,12 +5,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from some_moe.lab.bench import recording
-from some_moe.lab.bench.recording import UnrecordableError, capture, record, side_stream, warm_up
+from some_moe.lab.bench import timing
+from some_moe.lab.bench.timing import UnrecordableError, capture, record, side_stream, warm_up
 
 
 def test_warming_up_calls_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "waiting_forbidden", nullcontext)
+    monkeypatch.setattr(timing, "waiting_forbidden", nullcontext)
     calls: list[str] = []
     warm_up(lambda: calls.append("timed"))
     assert calls == ["timed"] * 3
@@ -25,7 +25,7 @@ def test_warming_up_calls_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_recorded_says_why(message: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "waiting_forbidden", nullcontext)
+    monkeypatch.setattr(timing, "waiting_forbidden", nullcontext)
 
     def fail() -> None:
         raise RuntimeError(message)

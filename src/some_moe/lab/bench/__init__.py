@@ -1,4 +1,4 @@
 """Benchmarks: one layer's experts against their peers, and a whole training step.
 
-shapes → problem → variants → recording → timing → layer; and for the whole step, step.
+shapes → problem → variants → timing → layer; and for the whole step, step.
 """

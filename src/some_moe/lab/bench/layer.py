@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from some_moe.config import ModelConfig, RunConfig
 from some_moe.experts.grouped import ALIGNMENT
 from some_moe.lab.bench.problem import Judge, Problem, make_problem, make_weights, trained_tensors
-from some_moe.lab.bench.recording import UnrecordableError, first_line, record
 from some_moe.lab.bench.shapes import PEAK_FLOPS, layer_flops
-from some_moe.lab.bench.timing import Call, Clock, time_in_turns, wait_for
+from some_moe.lab.bench.timing import Call, Clock, UnrecordableError, first_line, record, time_in_turns, wait_for
 from some_moe.lab.bench.variants import Mix, UnavailableError, Variant
 from some_moe.metrics.usage import count_selections, summarize_usage
 from some_moe.training.environment import describe_device
@@ -196,5 +195,4 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def free_memory() -> None:
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # which does nothing where there is no GPU

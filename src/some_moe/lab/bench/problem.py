@@ -3,7 +3,6 @@
 Shapes: N tokens, K experts each, D model width, F hidden width, E experts.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,14 +27,12 @@ def make_weights(model: ModelConfig, device: torch.device, dtype: torch.dtype) -
     source = torch.Generator(device).manual_seed(0)
     E, F, D, R = model.num_experts, model.d_ffn, model.d_model, model.lora_rank
 
-    def draw(trained: bool, **sizes: tuple[int, ...]) -> dict[str, Tensor]:
-        """Each stack with deviations of 1/√fan_in; a bias has the fan-in of its matrix, which comes before it."""
-        stacks: dict[str, Tensor] = {}
-        for name, size in sizes.items():
-            fan_in = size[2] if len(size) == 3 else sizes[name.removesuffix("_bias")][2]
-            stack = torch.empty(size, device=device, dtype=dtype).normal_(0, 1 / math.sqrt(fan_in), generator=source)
-            stacks[name] = nn.Parameter(stack, requires_grad=trained)
-        return stacks
+    def draw(trained: bool, **sizes: tuple[int, ...]) -> dict[str, nn.Parameter]:
+        """Stacks with deviations of 1/√ of the last size, which is the fan-in of a matrix."""
+        stacks = {name: torch.empty(size, device=device, dtype=dtype) for name, size in sizes.items()}
+        for stack in stacks.values():
+            stack.normal_(0, stack.shape[-1] ** -0.5, generator=source)
+        return {name: nn.Parameter(stack, requires_grad=trained) for name, stack in stacks.items()}
 
     lora = None
     if model.trainability == "lora":
@@ -128,9 +125,6 @@ def halve(is_too_low: Callable[[float], bool], low: float, high: float, *, times
     return low, high
 
 
-# --- its right answer: nobody is timed who computes something else ----------------------------------------
-
-
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """‖found − expected‖ / ‖expected‖ in float64; infinite where something is not a number."""
     expected = expected.detach().double()
@@ -170,14 +164,10 @@ class Judge:
                 self.expected.append((f"grad_{name}", expert, grad[expert].clone()))
 
     def compare(self, found: Mapping[str, Tensor]) -> tuple[dict[str, float], str]:
-        """Norm-wise relative errors, and what is wrong with them; nothing where they are as small as they must be.
-
-        found: the output, and where there is a backward the gradients of x, gates and each trained stack, by name.
-        """
+        """Norm-wise relative errors of the output and the gradients, by name, and what is wrong with them, if at all."""
         errors: dict[str, float] = {}
         for name, place, expected in self.expected:
-            if name in found:
-                errors[name] = max(relative_error(found[name][place], expected), errors.get(name, 0.0))
+            errors[name] = max(relative_error(found[name][place], expected), errors.get(name, 0.0))
         limits = {name: (BIAS_TOLERANCE if name.endswith("_bias") else TOLERANCE)[self.dtype] for name in errors}
         worst = max(errors, key=lambda name: errors[name] / limits[name])
         if errors[worst] <= limits[worst]:

@@ -5,8 +5,7 @@ Symbols: N tokens, k experts a token, d model width, f hidden width, E experts, 
 
 from some_moe.config import ConfigError, ModelConfig, RunConfig
 from some_moe.config.parameters import count_parameters
-from some_moe.lab.registry import find_experiment
-from some_moe.lab.registry.presets import PRESETS
+from some_moe.lab.registry.presets import find_preset
 
 DEFAULT_SHAPES = ("A1", "A4", "V3", "B3")
 CPU_SHAPES = ("demo", "A1")  # what a laptop trains, and what it can still measure
@@ -16,11 +15,9 @@ PEAK_FLOPS = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12}
 
 def find_shape(name: str, trainability: str = "frozen") -> RunConfig:
     """A preset or a registered experiment that has experts, which shall be trained so."""
-    config = PRESETS[name]() if name in PRESETS else find_experiment(name).config
-    if config.model.ffn != "some":
-        raise ConfigError(
-            f"{config.name!r} has no experts to measure (ffn: {config.model.ffn}); choose another, e.g. A1"
-        )
+    config = find_preset(name)
+    if (kind := config.model.ffn) != "some":
+        raise ConfigError(f"{config.name!r} has no experts to measure (ffn: {kind}); choose another, e.g. A1")
     return config.override({"model.trainability": trainability})
 
 

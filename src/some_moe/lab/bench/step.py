@@ -4,6 +4,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable
+from functools import partial
 from itertools import count, pairwise
 from typing import Any
 
@@ -15,9 +16,8 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.data.batches import Batch
 from some_moe.lab.bench.problem import halve, log_popularity, reachable_gini
-from some_moe.lab.bench.recording import first_line
 from some_moe.lab.bench.shapes import PEAK_FLOPS, step_flops_per_token
-from some_moe.lab.bench.timing import mark, milliseconds, summarize_times, wait_for
+from some_moe.lab.bench.timing import first_line, mark, milliseconds, summarize_times, wait_for
 from some_moe.metrics.usage import gini
 from some_moe.model.gravity import set_bias
 from some_moe.model.transformer import SomeLM
@@ -28,8 +28,6 @@ TOTAL_STEPS = 10_000  # of the imagined run, for the learning rate's schedule
 WARMUP_STEPS = 5  # until a kind of step is compiled and captured
 PROFILED_STEPS = 3
 LONGEST_KERNELS = 20
-
-Step = Callable[[Batch], StepResult]
 
 
 def prepare_config(
@@ -43,10 +41,11 @@ def prepare_config(
     num_experts: int | None = None,
 ) -> RunConfig:
     """The same model and optimizer on full rows: nothing padded, one batch a step, k experts from the start."""
-    changes: dict[str, Any] = {
+    changes = {
         "data.batch_size": batch,
         "data.seq_len": seq_len,
         "data.batching": "padded",
+        "model.num_experts": config.model.num_experts if num_experts is None else num_experts,
         "train.kernel": kernel,
         "train.compile": compile_model,
         "train.device": device,
@@ -54,8 +53,6 @@ def prepare_config(
         "train.top_k_warmup": 0.0,
         "train.top_k_ramp": 0.0,
     }
-    if num_experts is not None:
-        changes["model.num_experts"] = num_experts
     return settle_experts(config.override(changes))
 
 
@@ -73,7 +70,7 @@ def make_batch(config: RunConfig, machine: Machine) -> Batch:
     return batch.pin() if machine.device.type == "cuda" else batch
 
 
-def make_step(stepper: Stepper) -> Step:
+def make_step(stepper: Stepper) -> Callable[[Batch], StepResult]:
     """The training loop's own step, as a function of the batch alone."""
     numbers = count()
     return lambda batch: stepper(batch, next(numbers))
@@ -115,10 +112,10 @@ def measure_step(
     if routing == "skewed":
         skew_selection(model, batch, config, machine)
     stepper = machine.make_stepper(model, config, TOTAL_STEPS)
-    step = make_step(stepper)
+    step = partial(make_step(stepper), batch)
     # Until all is compiled and recorded that ever will be: steps with and without gravity are two kinds.
-    time_steps(step, batch, WARMUP_STEPS * config.gravity.every if stepper.compiled else 2, device)
-    times, result = time_steps(step, batch, steps, device)
+    time_steps(step, WARMUP_STEPS * config.gravity.every if stepper.compiled else 2, device)
+    times, result = time_steps(step, steps, device)
     timing = summarize_times(times)
     tokens_per_second = batch.inputs.numel() / (timing["ms"] / 1e3)
     flops, peak = tokens_per_second * flops_per_token, PEAK_FLOPS.get(machine.describe())
@@ -131,7 +128,7 @@ def measure_step(
         "compile_seconds": stepper.compile_seconds if stepper.compiled else None,
         "loss": float(result.loss),
         "gini": [gini(routing.counts) for routing in result.routings],
-        "profile": profile_steps(lambda: step(batch), device) if profile else None,
+        "profile": profile_steps(step, device) if profile else None,
     }
 
 
@@ -143,26 +140,24 @@ def profile_steps(step: Callable[[], object], device: torch.device) -> dict[str,
         for _ in range(PROFILED_STEPS):
             step()
         wait_for(device)
-    kernels = []
+    spent = []
     for event in profiler.key_averages():
         is_range = event.is_user_annotation or event.key.startswith("## Call")
         if event.device_type == (DeviceType.CUDA if on_gpu else DeviceType.CPU) and not is_range:
             us = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-            kernels.append(
-                {"kernel": event.key, "calls": event.count / PROFILED_STEPS, "ms": us / 1e3 / PROFILED_STEPS}
-            )
-    total = sum(kernel["ms"] for kernel in kernels)
-    longest = sorted(kernels, key=lambda kernel: -kernel["ms"])[:LONGEST_KERNELS]
-    longest = [kernel | {"share": kernel["ms"] / (total or 1.0)} for kernel in longest]
-    return {"steps": PROFILED_STEPS, "ms": total, "kernels": longest}
+            spent.append((us / 1e3 / PROFILED_STEPS, event.count / PROFILED_STEPS, event.key))
+    total = sum(ms for ms, _, _ in spent)
+    longest = sorted(spent, reverse=True)[:LONGEST_KERNELS]
+    kernels = [{"kernel": name, "calls": calls, "ms": ms, "share": ms / total} for ms, calls, name in longest]
+    return {"steps": PROFILED_STEPS, "ms": total, "kernels": kernels}
 
 
-def time_steps(step: Step, batch: Batch, steps: int, device: torch.device) -> tuple[list[float], StepResult]:
+def time_steps(step: Callable[[], StepResult], steps: int, device: torch.device) -> tuple[list[float], StepResult]:
     """Milliseconds of each of `steps` steps, one after the other without waiting, and the last result."""
     wait_for(device)
     marks = [mark(device)]
     for _ in range(steps):
-        result = step(batch)
+        result = step()
         marks.append(mark(device))
     wait_for(device)
     return [milliseconds(start, end) for start, end in pairwise(marks)], result

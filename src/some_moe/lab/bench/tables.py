@@ -1,5 +1,6 @@
 """Benchmarks as tables, for a terminal and for Markdown, from the plain records that `some bench` makes."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -55,13 +56,6 @@ def _rate(row: Row) -> str:
     return f"{tera:.0f} T" if tera >= 100 else f"{tera:.1f} T" if tera >= 1 else f"{tera * 1e3:.1f} G"
 
 
-# --- one layer's experts ----------------------------------------------------------------------------------
-
-
-def _milliseconds(row: Row) -> str:
-    return f"{row['ms']:.3f}" if row["status"] == "ok" else "WRONG" if row["status"] == "wrong" else row["status"]
-
-
 def _note(row: Row) -> str:
     if row["not_recorded"]:
         return f"launched from Python, not recorded: {row['not_recorded']}"
@@ -70,7 +64,7 @@ def _note(row: Row) -> str:
 
 LAYER = (
     text_column("variant", "name"),
-    Column("ms", _milliseconds, numeric=True),
+    Column("ms", lambda row: f"{row['ms']:.3f}" if "ms" in row else row["status"].upper(), numeric=True),
     Column("quartiles", lambda row: f"{row['ms_low']:.3f}–{row['ms_high']:.3f}" if "ms" in row else ""),
     Column("FLOP/s", _rate, numeric=True),
     number("of peak", "share_of_peak", ".1%"),
@@ -96,14 +90,15 @@ def describe_layer_case(case: Row) -> Part:
         facts.append(f"gini {case['usage']['gini']:.3f}, {case['usage']['experts_used']} experts in use")
         facts += [ALIGNED.format(case["load_multiple"])] * (case["load_multiple"] > 1)
         facts += [RECORDED] * (case["launch"] == "recorded")
-    return Part(_title(case), "; ".join(facts), make_table(LAYER, sorted(case["rows"], key=_time)))
+    rows = sorted(case["rows"], key=lambda row: row.get("ms", math.inf))
+    return Part(_title(case), "; ".join(facts), make_table(LAYER, rows))
 
 
 def summarize_layers(cases: Sequence[Row]) -> Part:
     """One line a case: the fastest of ours beside the fastest peer that computes the same function."""
     rows = []
     for case in cases:
-        timed = sorted((row for row in case["rows"] if row["same_function"] and "ms" in row), key=_time)
+        timed = sorted((row for row in case["rows"] if row["same_function"] and "ms" in row), key=lambda row: row["ms"])
         ours = next((row for row in timed if row["is_ours"]), None)
         peer: Row = next((row for row in timed if not row["is_ours"]), {})
         if ours is not None:
@@ -114,12 +109,6 @@ def summarize_layers(cases: Sequence[Row]) -> Part:
 def _title(case: Row) -> str:
     return f"{case['shape']['name']}, {case['tokens']:,} tokens, {case['routing']} routing"
 
-
-def _time(row: Row) -> float:
-    return float(row.get("ms", "inf"))
-
-
-# --- a whole step -----------------------------------------------------------------------------------------
 
 KERNELS = (
     Column("kernel", lambda row: _shorten(row["kernel"])),

@@ -70,8 +70,7 @@ def make_transformers_grouped(weights: ExpertWeights, top_k: int) -> Mix:  # noq
             super().__init__()
             self.num_experts, self.intermediate_dim, self.hidden_dim = weights.up.shape
             for name, stack in name_stacks(weights).items():
-                assert isinstance(stack, nn.Parameter)
-                self.register_parameter(re.sub("^(up|down)", r"\1_proj", name), stack)
+                setattr(self, re.sub("^(up|down)", r"\1_proj", name), stack)
             self.act_fn = nn.GELU()
 
         def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:  # noqa: ARG002
