@@ -24,9 +24,7 @@ def bench_layer(arguments: list[str]) -> int:
         "and a dense network. Each is checked against float64 first; who is wrong is not timed. On a GPU what can be "
         "recorded as a CUDA graph is, and replayed.",
     )
-    parser.add_argument(
-        "--shapes", metavar="A,B", help="smoke, demo, or registered experiments (GPU: A1,A4,V3,B3; CPU: demo,A1)"
-    )
+    parser.add_argument("--shapes", metavar="A,B", help="presets or experiments (GPU: A1,A4,V3,B3; CPU: demo,A1)")
     parser.add_argument("--tokens", metavar="N,M", help="tokens (GPU: 24576,32768; CPU: 2560)")
     parser.add_argument("--routing", default="both", choices=("balanced", "skewed", "both"), help="skewed: gini 0.9")
     parser.add_argument("--trainability", default="frozen", choices=("frozen", "lora", "full"), help="of the experts")
@@ -34,6 +32,7 @@ def bench_layer(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="timing for each variant and case (1)")
     options, device = _parse(parser, arguments, "time compiled forms too")
 
+    from some_moe.experts.grouped import ALIGNMENT
     from some_moe.lab.bench.layer import bench_layer as measure
     from some_moe.lab.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, find_shape
     from some_moe.lab.bench.tables import describe_layer_case, format_part, format_section, summarize_layers
@@ -44,7 +43,8 @@ def bench_layer(arguments: list[str]) -> int:
         raise UsageError(f"--seconds {options.seconds} is out of range; use more than 0 and at most 600")
     shapes = _split(options.shapes) or (DEFAULT_SHAPES if on_gpu else CPU_SHAPES)
     configs = [find_shape(name, options.trainability) for name in shapes]
-    tokens = _read_tokens(options.tokens or ("24576,32768" if on_gpu else "2560"))
+    multiple = 1 if options.trainability == "frozen" else ALIGNMENT
+    tokens = _read_tokens(options.tokens or ("24576,32768" if on_gpu else "2560"), multiple)
     routings = ("balanced", "skewed") if options.routing == "both" else (options.routing,)
     variants = list_variants(device, on_gpu if options.compile is None else options.compile, _split(options.variants))
     report = _start_report("layer", arguments, options, device)
@@ -118,11 +118,13 @@ def _split(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
-def _read_tokens(text: str) -> list[int]:
+def _read_tokens(text: str, multiple: int) -> list[int]:
     words = _split(text)
     for word in words or [text]:
         if not word.isdigit() or int(word) < 1:
             raise UsageError(f"--tokens {word!r} is not a count of tokens; give numbers such as 24576,32768")
+        if int(word) % multiple:
+            raise UsageError(f"--tokens {word} is not a multiple of {multiple}, as the peers' weight gradients need")
     return [int(word) for word in words]
 
 
@@ -140,9 +142,7 @@ def _start_report(kind: str, arguments: list[str], options: Any, device: Any) ->
         if name is not None and Path(name).is_dir():
             raise ConfigError(f"{flag} {name!r} is a folder; name a file in it")
         if name is not None and not os.access(Path(name).parent, os.W_OK):
-            raise ConfigError(
-                f"{flag} {name!r} lies in a folder that does not exist or cannot be written; name another"
-            )
+            raise ConfigError(f"{flag} {name!r} lies in a folder that does not exist or cannot be written; use another")
     # The names of output files change nothing that is measured.
     words = re.sub(r"\0--(json|markdown)[=\0][^\0]*", "", "".join(f"\0{word}" for word in arguments)).split("\0")[1:]
     environment = describe_environment(shlex.join(["some", "bench", kind, *words]), describe_device(device))

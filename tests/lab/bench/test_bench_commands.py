@@ -76,6 +76,10 @@ def test_a_run_cut_off_leaves_the_cases_it_had(tmp_path: Path, monkeypatch: pyte
         ([*LAYER, "--tokens", ","], "--tokens ',' is not a count of tokens; give numbers such as 24576,32768"),
         ([*LAYER, "--seconds", "0"], "--seconds 0.0 is out of range; use more than 0 and at most 600"),
         (["bench", "layer", "--shapes", "gains", "--trainability", "full", "--device", "cpu"], "is a study of frozen"),
+        (
+            [*LAYER, "--trainability", "full", "--tokens", "16,20"],
+            "--tokens 20 is not a multiple of 8, as the peers' weight gradients need",
+        ),
         ([*LAYER, "--variants", "best"], "--variants 'best' is not known on cpu; choose from some cpu, some grouped"),
         ([*LAYER, "--json", "no/such/place.json"], "--json 'no/such/place.json' lies in a folder that does not exist"),
         ([*LAYER, "--markdown", "."], "--markdown '.' is a folder; name a file in it"),

@@ -164,7 +164,7 @@ class Judge:
                 self.expected.append((f"grad_{name}", expert, grad[expert].clone()))
 
     def compare(self, found: Mapping[str, Tensor]) -> tuple[dict[str, float], str]:
-        """Norm-wise relative errors of the output and the gradients, by name, and what is wrong with them, if at all."""
+        """Norm-wise relative errors of the output and the gradients, by name; and what is wrong, where something is."""
         errors: dict[str, float] = {}
         for name, place, expected in self.expected:
             errors[name] = max(relative_error(found[name][place], expected), errors.get(name, 0.0))

@@ -148,7 +148,7 @@ def profile_steps(step: Callable[[], object], device: torch.device) -> dict[str,
             spent.append((us / 1e3 / PROFILED_STEPS, event.count / PROFILED_STEPS, event.key))
     total = sum(ms for ms, _, _ in spent)
     longest = sorted(spent, reverse=True)[:LONGEST_KERNELS]
-    kernels = [{"kernel": name, "calls": calls, "ms": ms, "share": ms / total} for ms, calls, name in longest]
+    kernels = [{"kernel": name, "calls": calls, "ms": ms, "share": ms / (total or 1.0)} for ms, calls, name in longest]
     return {"steps": PROFILED_STEPS, "ms": total, "kernels": kernels}
 
 
