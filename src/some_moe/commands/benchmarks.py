@@ -1,92 +1,64 @@
 """The commands `some bench layer` and `some bench step`. Imported by `some_moe.cli` when one of them runs."""
 
+import json
+import os
+import re
+import shlex
 import sys
-from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write
-
-QUICK_SECONDS = 0.2
+from some_moe.config import ConfigError
+from some_moe.files import write_whole
 
 
 def bench_layer(arguments: list[str]) -> int:
     """Time one layer's experts against their peers."""
     parser = Parser(
         "some bench layer",
-        "Time one layer's experts beside transformers' grouped experts, the torch idiom, a loop and a dense network. "
-        "Each is checked against float64 first; who is wrong is not timed.",
+        "Time one layer's experts, forward and backward, beside transformers' grouped experts, the torch idiom, a loop "
+        "and a dense network. Each is checked against float64 first; who is wrong is not timed. On a GPU what can be "
+        "recorded as a CUDA graph is, and replayed.",
     )
-    parser.add_argument(
-        "--shapes", metavar="A,B", help="smoke, demo, or registered experiments (GPU: A1,A4,V3,B3; CPU: demo,A1)"
-    )
-    for name, meaning in (
-        ("--d-model", "model width"),
-        ("--d-ffn", "hidden width of an expert"),
-        ("--num-experts", "experts"),
-        ("--top-k", "experts a token"),
-    ):
-        parser.add_argument(name, type=int, metavar="N", help=f"{meaning}, instead of the shape's")
+    parser.add_argument("--shapes", metavar="A,B", help="presets or experiments (GPU: A1,A4,V3,B3; CPU: demo,A1)")
     parser.add_argument("--tokens", metavar="N,M", help="tokens (GPU: 24576,32768; CPU: 2560)")
     parser.add_argument("--routing", default="both", choices=("balanced", "skewed", "both"), help="skewed: gini 0.9")
-    parser.add_argument(
-        "--pass", dest="which", default="both", choices=("forward", "backward", "both"), help="what is timed"
-    )
     parser.add_argument("--trainability", default="frozen", choices=("frozen", "lora", "full"), help="of the experts")
-    parser.add_argument("--lora-rank", type=int, default=8, metavar="R", help="rank with --trainability lora (8)")
-    parser.add_argument(
-        "--compile",
-        nargs="?",
-        const="all",
-        choices=("all", "peers", "none"),
-        help="time compiled forms too: of all (default on a GPU), of the peers alone, or none (default on a CPU)",
-    )
-    parser.add_argument("--no-compile", action="store_const", const="none", dest="compile", help="--compile none")
-    parser.add_argument(
-        "--launch",
-        choices=("recorded", "eager", "both"),
-        help="time replays of a recording (a CUDA graph), calls launched from Python, or both (GPU: both; CPU: eager)",
-    )
     parser.add_argument("--variants", metavar="A,B", help="time these alone, e.g. some triton,transformers-grouped")
-    parser.add_argument("--seconds", type=float, metavar="S", help="timing for each variant, launch and case (1)")
-    parser.add_argument("--quick", action="store_true", help=f"--seconds {QUICK_SECONDS}")
-    _add_common(parser)
-    options = parser.parse(arguments)
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="timing for each variant and case (1)")
+    options, device = _parse(parser, arguments, "time compiled forms too")
 
-    from some_moe.lab.bench.layer import LayerSettings
+    from some_moe.experts.grouped import ALIGNMENT
     from some_moe.lab.bench.layer import bench_layer as measure
-    from some_moe.lab.bench.record import append_section, check_output, describe_benchmark, write_report
-    from some_moe.lab.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, SIZES, find_shape
-    from some_moe.lab.bench.tables import format_layer_case, format_layer_summary, layer_markdown
+    from some_moe.lab.bench.shapes import CPU_SHAPES, DEFAULT_SHAPES, find_shape
+    from some_moe.lab.bench.tables import describe_layer_case, format_part, format_section, summarize_layers
     from some_moe.lab.bench.variants import list_variants
-    from some_moe.layout import Style
 
-    device = _choose_device(options.device)
     on_gpu = device.type == "cuda"
-    sizes = {name: getattr(options, name) for name in SIZES}
-    usual = ("A1",) if set(sizes.values()) != {None} else DEFAULT_SHAPES if on_gpu else CPU_SHAPES
-    settings = LayerSettings(
-        shapes=[find_shape(name).resize(**sizes) for name in _split(options.shapes or "") or usual],
-        tokens=_read_tokens(options.tokens or ("24576,32768" if on_gpu else "2560")),
-        routings=("balanced", "skewed") if options.routing == "both" else (options.routing,),
-        which=options.which,
-        trainability=options.trainability,
-        lora_rank=_at_least(1, options.lora_rank, "--lora-rank"),
-        launch=_read_launch(options.launch, on_gpu),
-        seconds=_read_seconds(options.seconds, options.quick),
-    )
-    compiled = options.compile or ("all" if on_gpu else "none")
-    variants = list_variants(device, compiled, _split(options.variants or ""))
-    json_file, markdown_file = check_output(options.json, "--json"), check_output(options.markdown, "--markdown")
-    report: dict[str, Any] = describe_benchmark("layer", arguments, device)
-    report |= {"settings": asdict(settings), "cases": []}
-    look: dict[str, Any] = {"width": terminal_width(), "style": Style(on_terminal())}
-    for case in measure(settings, variants, device):
+    if not 0 < options.seconds <= 600:
+        raise UsageError(f"--seconds {options.seconds} is out of range; use more than 0 and at most 600")
+    shapes = _split(options.shapes) or (DEFAULT_SHAPES if on_gpu else CPU_SHAPES)
+    configs = [find_shape(name, options.trainability) for name in shapes]
+    multiple = 1 if options.trainability == "frozen" else ALIGNMENT
+    tokens = _read_tokens(options.tokens or ("24576,32768" if on_gpu else "2560"), multiple)
+    routings = ("balanced", "skewed") if options.routing == "both" else (options.routing,)
+    variants = list_variants(device, on_gpu if options.compile is None else options.compile, _split(options.variants))
+    report = _start_report("layer", arguments, options, device)
+    report["cases"] = []
+    parts = []
+    for case in measure(configs, tokens, routings, variants, device, seconds=options.seconds, records=on_gpu):
         report["cases"].append(case)
-        write_report(json_file, report)
-        write(format_layer_case(case, **look))
+        _save(options, report)
+        parts.append(describe_layer_case(case))
+        write(format_part(parts[-1], width=terminal_width(), color=on_terminal()) + "\n")
         sys.stdout.flush()  # shown as soon as it is measured, in a pipe too
-    append_section(markdown_file, layer_markdown(report))
-    return write(format_layer_summary(report["cases"], **look))
+    summary = summarize_layers(report["cases"])
+    _save(options, report, format_section(report, "One layer's experts", [summary, *parts]))
+    return write(format_part(summary, width=terminal_width(), color=on_terminal()))
 
 
 def bench_step(arguments: list[str]) -> int:
@@ -100,26 +72,16 @@ def bench_step(arguments: list[str]) -> int:
     parser.add_argument("--seq-len", type=int, default=768, metavar="N", help="tokens a row (768)")
     parser.add_argument("--num-experts", type=int, metavar="E", help="experts a layer, instead of the shape's")
     parser.add_argument("--kernel", default="auto", metavar="NAME", help="as train.kernel (auto)")
-    parser.add_argument(
-        "--expert-dtype", choices=("float32", "bfloat16"), help="of frozen experts (what the shape says)"
-    )
-    parser.add_argument("--compile", action="store_true", default=None, help="use torch.compile (default on a GPU)")
-    parser.add_argument("--no-compile", action="store_false", dest="compile", help="do not")
     parser.add_argument("--steps", type=int, metavar="N", help="steps timed (GPU: 30; CPU: 5)")
     parser.add_argument("--routing", default="natural", choices=("natural", "skewed"), help="skewed: gini 0.9")
-    parser.add_argument("--profile", action="store_true", help="say where the time goes")
-    _add_common(parser)
-    options = parser.parse(arguments)
+    parser.add_argument("--profile", action="store_true", help="list the longest kernels")
+    options, device = _parse(parser, arguments, "use torch.compile")
 
-    from some_moe.lab.bench.record import append_section, check_output, describe_benchmark, write_report
     from some_moe.lab.bench.step import bench_step as measure
     from some_moe.lab.bench.step import prepare_config
-    from some_moe.lab.bench.tables import format_step, step_markdown
+    from some_moe.lab.bench.tables import describe_step, format_part, format_section
     from some_moe.lab.registry.presets import find_preset
-    from some_moe.layout import Style
 
-    device = _choose_device(options.device)
-    on_gpu = device.type == "cuda"
     config = prepare_config(
         find_preset(options.shape),
         batch=_at_least(1, options.batch, "--batch"),
@@ -128,64 +90,73 @@ def bench_step(arguments: list[str]) -> int:
         compile_model=options.compile,
         device=str(device),
         num_experts=options.num_experts,
-        expert_dtype=options.expert_dtype,
     )
-    steps = _at_least(1, options.steps, "--steps") if options.steps is not None else 30 if on_gpu else 5
-    json_file, markdown_file = check_output(options.json, "--json"), check_output(options.markdown, "--markdown")
-    report = describe_benchmark("step", arguments, device)
+    steps = _at_least(1, (30 if device.type == "cuda" else 5) if options.steps is None else options.steps, "--steps")
+    report = _start_report("step", arguments, options, device)
     report["step"] = measure(config, steps=steps, routing=options.routing, profile=options.profile)
-    write_report(json_file, report)
-    append_section(markdown_file, step_markdown(report))
-    return write(format_step(report["step"], width=terminal_width(), style=Style(on_terminal())))
+    parts = describe_step(report["step"])
+    _save(options, report, format_section(report, parts[0].title, parts))
+    return write("\n".join(format_part(part, width=terminal_width(), color=on_terminal()) for part in parts))
 
 
-# --- reading the options ----------------------------------------------------------------------------------
-
-
-def _add_common(parser: Parser) -> None:
+def _parse(parser: Parser, arguments: list[str], compilation: str) -> tuple[Any, Any]:
+    """The options, with those that both commands have, and the device."""
+    parser.add_argument("--compile", action="store_true", default=None, help=f"{compilation} (default on a GPU)")
+    parser.add_argument("--no-compile", action="store_false", dest="compile", help="do not")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", metavar="F", help="write everything to this file, as it comes")
     parser.add_argument("--markdown", metavar="F", help="append a section to this file")
+    options = parser.parse(arguments)
 
-
-def _choose_device(name: str) -> Any:
     from some_moe.config import TrainConfig
     from some_moe.training.machine import choose_machine
 
-    return choose_machine(TrainConfig(device=name)).device
+    return options, choose_machine(TrainConfig(device=options.device)).device
 
 
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+def _split(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
-def _read_tokens(text: str) -> list[int]:
+def _read_tokens(text: str, multiple: int) -> list[int]:
     words = _split(text)
-    for word in words:
+    for word in words or [text]:
         if not word.isdigit() or int(word) < 1:
             raise UsageError(f"--tokens {word!r} is not a count of tokens; give numbers such as 24576,32768")
-    if not words:
-        raise UsageError(f"--tokens {text!r} names no count; give numbers such as 24576,32768")
+        if int(word) % multiple:
+            raise UsageError(f"--tokens {word} is not a multiple of {multiple}, as the peers' weight gradients need")
     return [int(word) for word in words]
-
-
-def _read_seconds(seconds: float | None, quick: bool) -> float:
-    if seconds is None:
-        return QUICK_SECONDS if quick else 1.0
-    if not 0 < seconds <= 600:
-        raise UsageError(f"--seconds {seconds} is out of range; use more than 0 and at most 600")
-    return seconds
-
-
-def _read_launch(launch: str | None, on_gpu: bool) -> str:
-    if launch is None:
-        return "both" if on_gpu else "eager"
-    if launch != "eager" and not on_gpu:
-        raise UsageError(f"--launch {launch} needs a CUDA GPU; leave it out, or use --launch eager")
-    return launch
 
 
 def _at_least(least: int, value: int, flag: str) -> int:
     if value < least:
         raise UsageError(f"{flag} {value} is out of range; use {least} or more")
     return value
+
+
+def _start_report(kind: str, arguments: list[str], options: Any, device: Any) -> dict[str, Any]:
+    """What was run, when, and on what. A file that cannot be written is refused before anything is measured."""
+    from some_moe.training.environment import describe_device, describe_environment
+
+    for flag, name in (("--json", options.json), ("--markdown", options.markdown)):
+        if name is not None and Path(name).is_dir():
+            raise ConfigError(f"{flag} {name!r} is a folder; name a file in it")
+        if name is not None and not os.access(Path(name).parent, os.W_OK):
+            raise ConfigError(f"{flag} {name!r} lies in a folder that does not exist or cannot be written; use another")
+    # The names of output files change nothing that is measured.
+    words = re.sub(r"\0--(json|markdown)[=\0][^\0]*", "", "".join(f"\0{word}" for word in arguments)).split("\0")[1:]
+    environment = describe_environment(shlex.join(["some", "bench", kind, *words]), describe_device(device))
+    environment |= {name: version(name) if find_spec(name) else None for name in ("triton", "transformers")}
+    return {"benchmark": kind, "date": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment}
+
+
+def _save(options: Any, report: dict[str, Any], section: str = "") -> None:
+    """Write everything found so far, whole; a section goes to the end of a Markdown file, which need not exist yet."""
+    from some_moe.training.run_folder import drop_nan
+
+    if options.json is not None:
+        write_whole(Path(options.json), json.dumps(drop_nan(report), indent=1, ensure_ascii=False) + "\n")
+    if options.markdown is not None and section:
+        path = Path(options.markdown)
+        before = path.read_text(encoding="utf-8").rstrip("\n") + "\n\n" if path.is_file() else "# Benchmarks\n\n"
+        write_whole(path, before + section)

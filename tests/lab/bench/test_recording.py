@@ -5,16 +5,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from some_moe.lab.bench import recording
-from some_moe.lab.bench.recording import UnrecordableError, capture, record, side_stream, warm_up
-from some_moe.lab.bench.timing import Task
+from some_moe.lab.bench import timing
+from some_moe.lab.bench.timing import UnrecordableError, capture, record, side_stream, warm_up
 
 
-def test_warming_up_calls_all_that_a_task_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "waiting_forbidden", nullcontext)
+def test_warming_up_calls_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "waiting_forbidden", nullcontext)
     calls: list[str] = []
-    warm_up(Task(lambda: calls.append("timed"), before=lambda: calls.append("before")))
-    assert calls == ["before", "timed"] * 3
+    warm_up(lambda: calls.append("timed"))
+    assert calls == ["timed"] * 3
 
 
 @pytest.mark.parametrize(
@@ -26,13 +25,13 @@ def test_warming_up_calls_all_that_a_task_has(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_what_cannot_be_recorded_says_why(message: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "waiting_forbidden", nullcontext)
+    monkeypatch.setattr(timing, "waiting_forbidden", nullcontext)
 
     def fail() -> None:
         raise RuntimeError(message)
 
     with pytest.raises(UnrecordableError, match=f"^{reason}$"):
-        warm_up(Task(fail))
+        warm_up(fail)
 
 
 def assert_usable() -> None:
@@ -43,9 +42,9 @@ def assert_usable() -> None:
     torch.cuda.empty_cache()
     x = torch.ones(8, device=device)
     assert float((x + 1).sum()) == 16.0
-    replays, doubled = record(Task(lambda: 2 * x), device)
+    replay, doubled = record(lambda: 2 * x, device)
     x.fill_(3.0)
-    replays.timed()
+    replay()
     assert doubled.tolist() == [6.0] * 8
 
 
@@ -55,16 +54,12 @@ def test_replays_compute_anew_from_what_lies_in_the_inputs() -> None:
 
 
 @pytest.mark.gpu
-def test_a_backward_pass_is_recorded_after_its_forward_pass() -> None:
+def test_a_backward_pass_is_recorded_with_its_forward_pass() -> None:
     x = torch.ones(8, device="cuda", requires_grad=True)
-    outputs: list[torch.Tensor] = []
-    task = Task(lambda: torch.autograd.grad(outputs.pop(), x)[0], before=lambda: outputs.append((x**3).sum()))
-    replays, grad = record(task, torch.device("cuda"))
+    replay, grad = record(lambda: torch.autograd.grad((x**3).sum(), x)[0], torch.device("cuda"))
     with torch.no_grad():
         x.fill_(2.0)
-    assert replays.before is not None
-    replays.before()
-    replays.timed()
+    replay()
     assert grad.tolist() == [12.0] * 8
 
 
@@ -72,7 +67,7 @@ def test_a_backward_pass_is_recorded_after_its_forward_pass() -> None:
 def test_what_waits_is_refused_before_it_is_recorded() -> None:
     x = torch.ones(8, device="cuda")
     with pytest.raises(UnrecordableError, match="it waits for the device"):
-        record(Task(lambda: x.nonzero()), torch.device("cuda"))
+        record(lambda: x.nonzero(), torch.device("cuda"))
     assert_usable()
 
 

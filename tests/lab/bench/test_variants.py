@@ -5,14 +5,12 @@ from dataclasses import fields
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from some_moe.config import ConfigError
+from some_moe.config import ConfigError, ModelConfig
 from some_moe.experts import ExpertWeights, choose_kernel
 from some_moe.lab.bench import variants
 from some_moe.lab.bench.problem import Problem, make_problem, make_weights, trained_tensors
-from some_moe.lab.bench.shapes import LayerShape
 from some_moe.lab.bench.variants import (
     PEERS,
     UnavailableError,
@@ -23,8 +21,8 @@ from some_moe.lab.bench.variants import (
 )
 
 CPU = torch.device("cpu")
-SHAPE = LayerShape(name="tiny", d_model=16, d_ffn=24, num_experts=6, top_k=2)
-VARIANTS = [variant for variant in list_variants(CPU, "none") if variant.same_function]
+MODEL = ModelConfig(d_model=16, num_heads=2, d_ffn=24, num_experts=6, top_k=2)
+VARIANTS = [variant for variant in list_variants(CPU, compiled=False) if variant.same_function]
 
 
 def run(mix: variants.Mix, problem: Problem, weights: ExpertWeights) -> list[Tensor]:
@@ -35,7 +33,7 @@ def run(mix: variants.Mix, problem: Problem, weights: ExpertWeights) -> list[Ten
 
 def build(variant: Variant, weights: ExpertWeights) -> variants.Mix:
     try:
-        return variant.build(weights, SHAPE.top_k)
+        return variant.build(weights, MODEL.top_k)
     except UnavailableError as reason:
         # transformers is installed for the tests: only what it does not offer at all may be left out.
         if "no low-rank" not in str(reason):
@@ -47,8 +45,8 @@ def build(variant: Variant, weights: ExpertWeights) -> variants.Mix:
 @pytest.mark.parametrize("routing", ["balanced", "skewed"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_every_variant_equals_the_reference(variant: Variant, routing: str, trainability: str) -> None:
-    weights = make_weights(SHAPE, CPU, torch.float32, trainability, lora_rank=8)
-    problem = make_problem(SHAPE, 40, routing, CPU, torch.float32)
+    weights = make_weights(MODEL.model_copy(update={"trainability": trainability}), CPU, torch.float32)
+    problem = make_problem(MODEL, weights.up, 40, routing)
     reference = choose_kernel("reference")
     expected = run(lambda x, experts, gates: reference(x, experts, gates, weights), problem, weights)
     found = run(build(variant, weights), problem, weights)
@@ -57,8 +55,8 @@ def test_every_variant_equals_the_reference(variant: Variant, routing: str, trai
 
 
 def test_an_expert_that_nobody_chose_disturbs_no_variant() -> None:
-    weights = make_weights(SHAPE, CPU, torch.float32)
-    problem = make_problem(SHAPE, 8, "balanced", CPU, torch.float32)
+    weights = make_weights(MODEL, CPU, torch.float32)
+    problem = make_problem(MODEL, weights.up, 8, "balanced")
     problem.experts[:] = torch.tensor([0, 4])
     expected = None
     for variant in VARIANTS:
@@ -68,20 +66,23 @@ def test_an_expert_that_nobody_chose_disturbs_no_variant() -> None:
 
 
 def test_peers_compute_with_the_given_weights_and_no_copy() -> None:
-    weights = make_weights(SHAPE, CPU, torch.float32)
+    weights = make_weights(MODEL, CPU, torch.float32)
     mix = build(next(variant for variant in PEERS if variant.name == "transformers-grouped"), weights)
     assert isinstance(mix, torch.nn.Module)
     places = {parameter.data_ptr() for parameter in mix.parameters()}
     assert places == {getattr(weights, f.name).data_ptr() for f in fields(weights) if f.name not in ("gain", "lora")}
 
 
-def test_the_dense_ceiling_is_k_experts_side_by_side() -> None:
-    weights = make_weights(SHAPE, CPU, torch.float32)
-    problem = make_problem(SHAPE, 8, "balanced", CPU, torch.float32)
-    found = variants.Dense(weights, 2)(problem.x, problem.experts, problem.gates)
-    up, up_bias, down, down_bias = variants.matrices(weights)
-    parts = [F.linear(F.gelu(F.linear(problem.x, up[e], up_bias[e])), down[e]) for e in range(2)]
-    assert torch.allclose(found, parts[0] + parts[1] + down_bias[0], atol=1e-5)
+def test_the_dense_ceiling_is_as_large_as_k_experts_and_trained_alike() -> None:
+    weights = make_weights(MODEL.model_copy(update={"trainability": "full"}), CPU, torch.float32)
+    problem = make_problem(MODEL, weights.up, 8, "balanced")
+    dense = variants.Dense(weights, 2)
+    assert dense.up.weight.shape == (2 * 24, 16)
+    assert dense.down.weight.shape == (16, 2 * 24)
+    assert all(parameter.requires_grad for parameter in dense.parameters())
+    assert dense(problem.x, problem.experts, problem.gates).shape == (8, 16)
+    frozen = variants.Dense(make_weights(MODEL, CPU, torch.bfloat16), 2)
+    assert {(p.dtype, p.requires_grad) for p in frozen.parameters()} == {(torch.bfloat16, False)}
 
 
 def test_without_transformers_its_peer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,21 +91,20 @@ def test_without_transformers_its_peer_says_so(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(UnavailableError, match="transformers and its experts interface are not there"):
-        make_transformers_grouped(make_weights(SHAPE, CPU, torch.float32), 2)
+        make_transformers_grouped(make_weights(MODEL, CPU, torch.float32), 2)
 
 
-def test_a_kernel_that_cannot_run_here_says_so() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("Triton's kernel can run here")
+def test_a_kernel_that_cannot_run_here_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "has_triton", lambda: False)
     with pytest.raises(UnavailableError, match="it needs a CUDA GPU and the triton package"):
-        our_kernel("triton").build(make_weights(SHAPE, CPU, torch.float32), 2)
+        our_kernel("triton").build(make_weights(MODEL, CPU, torch.float32), 2)
 
 
 def test_variants_are_chosen_by_name_and_compiled_where_asked() -> None:
-    names = [variant.name for variant in list_variants(CPU, "all", ("some cpu", "dense"))]
-    assert names == ["some cpu", "dense", "some cpu, compiled", "dense, compiled"]
-    assert not any(variant.is_ours and variant.compiled for variant in list_variants(CPU, "peers"))
-    on_gpu = [variant.name for variant in list_variants(torch.device("cuda"), "all", ("some grouped", "torch-grouped"))]
+    names = [variant.name for variant in list_variants(CPU, True, ("some cpu", "loop", "dense"))]
+    assert names == ["some cpu", "loop", "dense", "some cpu, compiled", "dense, compiled"]
+    assert not any(variant.compiled for variant in list_variants(CPU, False))
+    on_gpu = [variant.name for variant in list_variants(torch.device("cuda"), True, ("some grouped", "torch-grouped"))]
     assert on_gpu == ["some grouped", "torch-grouped", "some grouped, compiled", "torch-grouped, compiled"]
     with pytest.raises(ConfigError, match="--variants 'fast' is not known on cpu; choose from some cpu"):
-        list_variants(CPU, "none", ("fast",))
+        list_variants(CPU, False, ("fast",))

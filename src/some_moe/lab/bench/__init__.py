@@ -1,4 +1,4 @@
 """Benchmarks: one layer's experts against their peers, and a whole training step.
 
-shapes → problem → variants → checks → recording → timing → layer; and for the whole step, step and profile.
+shapes → problem → variants → timing → layer; and for the whole step, step.
 """

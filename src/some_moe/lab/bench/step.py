@@ -1,22 +1,23 @@
 """A whole training step on full rows of random tokens: forward, backward, clip, optimizer, gravity."""
 
 import math
+import os
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
+from functools import partial
 from itertools import count, pairwise
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity
 
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.data.batches import Batch
 from some_moe.lab.bench.problem import halve, log_popularity, reachable_gini
-from some_moe.lab.bench.profile import profile_steps
-from some_moe.lab.bench.recording import first_line
-from some_moe.lab.bench.shapes import find_chip, step_flops_per_token
-from some_moe.lab.bench.timing import Timing, mark, milliseconds, wait_for
+from some_moe.lab.bench.shapes import PEAK_FLOPS, step_flops_per_token
+from some_moe.lab.bench.timing import first_line, mark, milliseconds, summarize_times, wait_for
 from some_moe.metrics.usage import gini
 from some_moe.model.gravity import set_bias
 from some_moe.model.transformer import SomeLM
@@ -26,8 +27,7 @@ from some_moe.training.step import Stepper, StepResult
 TOTAL_STEPS = 10_000  # of the imagined run, for the learning rate's schedule
 WARMUP_STEPS = 5  # until a kind of step is compiled and captured
 PROFILED_STEPS = 3
-
-Step = Callable[[Batch], StepResult]
+LONGEST_KERNELS = 20
 
 
 def prepare_config(
@@ -39,13 +39,13 @@ def prepare_config(
     compile_model: bool | None,
     device: str,
     num_experts: int | None = None,
-    expert_dtype: str | None = None,
 ) -> RunConfig:
     """The same model and optimizer on full rows: nothing padded, one batch a step, k experts from the start."""
-    changes: dict[str, Any] = {
+    changes = {
         "data.batch_size": batch,
         "data.seq_len": seq_len,
         "data.batching": "padded",
+        "model.num_experts": config.model.num_experts if num_experts is None else num_experts,
         "train.kernel": kernel,
         "train.compile": compile_model,
         "train.device": device,
@@ -53,10 +53,6 @@ def prepare_config(
         "train.top_k_warmup": 0.0,
         "train.top_k_ramp": 0.0,
     }
-    if num_experts is not None:
-        changes["model.num_experts"] = num_experts
-    if expert_dtype is not None:
-        changes["model.expert_dtype"] = expert_dtype
     return settle_experts(config.override(changes))
 
 
@@ -74,32 +70,18 @@ def make_batch(config: RunConfig, machine: Machine) -> Batch:
     return batch.pin() if machine.device.type == "cuda" else batch
 
 
-def make_step(stepper: Stepper) -> Step:
+def make_step(stepper: Stepper) -> Callable[[Batch], StepResult]:
     """The training loop's own step, as a function of the batch alone."""
     numbers = count()
     return lambda batch: stepper(batch, next(numbers))
 
 
-def warmup_steps(stepper: Stepper) -> int:
-    """Steps until all is compiled and recorded that ever will be: steps with and without gravity are two kinds."""
-    return WARMUP_STEPS * stepper.config.gravity.every if stepper.compiled else 2
-
-
 def bench_step(config: RunConfig, *, steps: int, routing: str = "natural", profile: bool = False) -> dict[str, Any]:
     """Measure one config and return a plain record, ready for JSON."""
-    machine = choose_machine(config.train)
-    record = describe_step(config, machine, routing)
-    try:
-        return record | measure_step(config, machine, steps=steps, routing=routing, profile=profile)
-    except torch.OutOfMemoryError as error:
-        return record | {"failure": f"out of memory: {first_line(error)}"}
-
-
-def describe_step(config: RunConfig, machine: Machine, routing: str) -> dict[str, Any]:
-    model, size = config.model, count_parameters(config.model)
-    return {
+    machine, size = choose_machine(config.train), count_parameters(config.model)
+    record: dict[str, Any] = {
         "name": config.name,
-        "model": model.model_dump(mode="json"),
+        "model": config.model.model_dump(mode="json"),
         "batch_size": config.data.batch_size,
         "seq_len": config.data.seq_len,
         "kernel": config.train.kernel,
@@ -108,12 +90,18 @@ def describe_step(config: RunConfig, machine: Machine, routing: str) -> dict[str
         "routing": routing,
         "trainable_parameters": size.trainable,
         "total_parameters": size.total,
-        "flops_per_token": step_flops_per_token(model, config.data.seq_len),
+        "flops_per_token": step_flops_per_token(config.model, config.data.seq_len),
         "failure": None,
     }
+    try:
+        return record | measure_step(config, machine, record["flops_per_token"], steps, routing, profile)
+    except torch.OutOfMemoryError as error:
+        return record | {"failure": f"out of memory: {first_line(error)}"}
 
 
-def measure_step(config: RunConfig, machine: Machine, *, steps: int, routing: str, profile: bool) -> dict[str, Any]:
+def measure_step(
+    config: RunConfig, machine: Machine, flops_per_token: int, steps: int, routing: str, profile: bool
+) -> dict[str, Any]:
     """Compile, warm up, time `steps` steps, and profile a few more where asked."""
     device = machine.device
     on_gpu = device.type == "cuda"
@@ -124,52 +112,52 @@ def measure_step(config: RunConfig, machine: Machine, *, steps: int, routing: st
     if routing == "skewed":
         skew_selection(model, batch, config, machine)
     stepper = machine.make_stepper(model, config, TOTAL_STEPS)
-    step = make_step(stepper)
-    time_steps(step, batch, warmup_steps(stepper), device)
-    times, result = time_steps(step, batch, steps, device)
-    timing = Timing.of(times)
-    tokens_per_second = batch.inputs.numel() / (timing.ms / 1e3)
-    flops = tokens_per_second * step_flops_per_token(config.model, config.data.seq_len)
-    chip = find_chip(machine.describe())
+    step = partial(make_step(stepper), batch)
+    # Until all is compiled and recorded that ever will be: steps with and without gravity are two kinds.
+    time_steps(step, WARMUP_STEPS * config.gravity.every if stepper.compiled else 2, device)
+    times, result = time_steps(step, steps, device)
+    timing = summarize_times(times)
+    tokens_per_second = batch.inputs.numel() / (timing["ms"] / 1e3)
+    flops, peak = tokens_per_second * flops_per_token, PEAK_FLOPS.get(machine.describe())
     return {
-        **asdict(timing),
+        **timing,
         "tokens_per_second": tokens_per_second,
         "tflops": flops / 1e12,
-        "mfu": None if chip is None else flops / chip.flops,
+        "mfu": peak and flops / peak,
         "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
         "compile_seconds": stepper.compile_seconds if stepper.compiled else None,
         "loss": float(result.loss),
         "gini": [gini(routing.counts) for routing in result.routings],
-        "profile": profile_training(stepper, batch) if profile else None,
+        "profile": profile_steps(step, device) if profile else None,
     }
 
 
-def profile_training(stepper: Stepper, batch: Batch) -> dict[str, Any]:
-    """Profile a few steps, the key movement under its own name. Not replayed ones: those name no operations."""
-    model, device = stepper.model, stepper.device
-    move_keys = model.gravity_step
+def profile_steps(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Milliseconds a step of the longest kernels; on a CPU of operations, without those that they call."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it announces its start and stop
+    on_gpu = device.type == "cuda"
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu) as profiler:
+        for _ in range(PROFILED_STEPS):
+            step()
+        wait_for(device)
+    spent = []
+    for event in profiler.key_averages():
+        is_range = event.is_user_annotation or event.key.startswith("## Call")
+        if event.device_type == (DeviceType.CUDA if on_gpu else DeviceType.CPU) and not is_range:
+            us = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            spent.append((us / 1e3 / PROFILED_STEPS, event.count / PROFILED_STEPS, event.key))
+    total = sum(ms for ms, _, _ in spent)
+    longest = sorted(spent, reverse=True)[:LONGEST_KERNELS]
+    kernels = [{"kernel": name, "calls": calls, "ms": ms, "share": ms / (total or 1.0)} for ms, calls, name in longest]
+    return {"steps": PROFILED_STEPS, "ms": total, "kernels": kernels}
 
-    def labelled(*arguments: Any, **options: Any) -> None:
-        with torch.profiler.record_function("gravity"):
-            move_keys(*arguments, **options)
 
-    model.gravity_step = labelled  # type: ignore[method-assign]
-    numbers = count()
-    return profile_steps(
-        lambda: stepper.run_eager(batch, next(numbers)),
-        PROFILED_STEPS,
-        model.model,
-        batch.inputs.numel(),
-        device,
-    )
-
-
-def time_steps(step: Step, batch: Batch, steps: int, device: torch.device) -> tuple[list[float], StepResult]:
+def time_steps(step: Callable[[], StepResult], steps: int, device: torch.device) -> tuple[list[float], StepResult]:
     """Milliseconds of each of `steps` steps, one after the other without waiting, and the last result."""
     wait_for(device)
     marks = [mark(device)]
     for _ in range(steps):
-        result = step(batch)
+        result = step()
         marks.append(mark(device))
     wait_for(device)
     return [milliseconds(start, end) for start, end in pairwise(marks)], result
