@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,7 @@ if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and b
     AnyRun = str | Path | Run
 
 DRAWING_LIBRARIES = ("matplotlib", "sklearn", "umap")
-SHOWN_TOKENS = 200  # of a trace in a notebook
 Say = Callable[[str], None]
-Maps = Callable[[], "list[Any]"]
 
 
 def _say_nothing(what: str) -> None:
@@ -49,10 +47,11 @@ def _refuse_absent(libraries: Sequence[str], task: str, cure: str = "") -> None:
         )
 
 
-def _write_page(path: Path, text: str) -> None:
-    """Write a page whole; where that is impossible, say so in one sentence."""
+@contextmanager
+def _refuse_unwritable(path: Path) -> Iterator[None]:
+    """Where a page cannot be written, say so in one sentence."""
     try:
-        write_whole(path, text)
+        yield
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror}); choose another place") from None
 
@@ -86,30 +85,38 @@ def analyze(
         raise ConfigError("collect_only and draw_only exclude each other; give one of them, or neither for both")
     if not collect_only:
         _refuse_absent(DRAWING_LIBRARIES, "drawing", ", or use --collect-only")
-    record = read_run(_find_place(run))
-    if control is not None:
-        read_run(_find_place(control))  # a wrong one is refused now, not after minutes of work
+    record, twin = read_run(_find_place(run)), None if control is None else _find_place(control)
+    if twin is not None:
+        read_run(twin)  # a wrong one is refused now, not after minutes of work
     folder = record.path / "analysis"
-    _refuse_unwritable(folder)
+    place = folder if folder.exists() else folder.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigError(f"{str(folder)!r} cannot be written; make room for it, or analyze a copy of the run")
+
+    from some_moe.glass.inspect.collect import collect_run
+    from some_moe.training.runs import default_device
 
     def replay() -> "Collection":
-        from some_moe.glass.inspect.collect import collect_run
-        from some_moe.training.runs import default_device
-
         device = default_device()
         return collect_run(record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=device)
 
+    collected = folder / "collected.safetensors"
     if collect_only:
-        return _show_collection(replay().meta, folder / "collected.safetensors")
+        return _show_collection(replay().meta, collected)
 
+    from some_moe.glass.inspect.collection import Collection
     from some_moe.glass.inspect.findings import look_inside
     from some_moe.glass.inspect.projections import FEWEST_KEYS, umap_in_background
 
-    with ExitStack() as stack:
-        start_umap = None
-        if record.has_keys and record.config.model.num_experts >= FEWEST_KEYS:
-            start_umap = stack.enter_context(umap_in_background())
-        collection = _find_collection(record, folder, None if draw_only else replay, say)
+    wants_umap = record.has_keys and record.config.model.num_experts >= FEWEST_KEYS
+    with umap_in_background() if wants_umap else nullcontext() as start_umap:
+        collection = None  # where the run has no model to replay
+        if draw_only:
+            collection = Collection.load(collected)
+        elif record.checkpoints and (record.path / "tokenizer.json").is_file():
+            say("replaying the model …")
+            with _leave_a_core_free():
+                collection = replay()
         folder.mkdir(exist_ok=True)
         findings = look_inside(record, collection)
         figures = _save_figures(_draw(findings, start_umap, say), folder / "figures")
@@ -117,34 +124,12 @@ def analyze(
     paths = [folder / "analysis.json", folder / "figures", *_write_movement(findings, folder / "movement.html")]
     write_whole(folder / "analysis.json", json.dumps(found, indent=1, allow_nan=False))
     if collection is not None:
-        paths.append(folder / "collected.safetensors")
+        paths.append(collected)
         if guilds and findings.layers:
             say("testing the guilds …")
-            found["guilds"] = _judge_guilds(record, collection, None if control is None else _find_place(control))
+            found["guilds"] = _judge_guilds(record, collection, twin)
             paths.append(folder / "guilds.json")
     return _show_analysis(found, tuple(paths))
-
-
-def _refuse_unwritable(folder: Path) -> None:
-    """Say so before any work is done; nothing is made here, so that a refused call leaves no trace."""
-    place = folder if folder.exists() else folder.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError(f"{str(folder)!r} cannot be written; make room for it, or analyze a copy of the run")
-
-
-def _find_collection(
-    run: RunRecord, folder: Path, replay: "Callable[[], Collection] | None", say: Say
-) -> "Collection | None":
-    """What was collected before, or is collected now; None where the run has no model to replay."""
-    if replay is None:
-        from some_moe.glass.inspect.collection import Collection
-
-        return Collection.load(folder / "collected.safetensors")
-    if not run.checkpoints or not (run.path / "tokenizer.json").is_file():
-        return None
-    say("replaying the model …")
-    with _leave_a_core_free():
-        return replay()
 
 
 @contextmanager
@@ -160,7 +145,7 @@ def _leave_a_core_free() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _draw(findings: "Findings", start_umap: Callable[[Sequence[Any]], Maps] | None, say: Say) -> "Iterator[Drawing]":
+def _draw(findings: "Findings", start_umap: Callable[..., Any] | None, say: Say) -> "Iterator[Drawing]":
     """Every figure. The map by UMAP comes last, for UMAP works elsewhere while the others are made."""
     from some_moe.glass.figures import draw_figures, draw_key_maps
     from some_moe.glass.inspect.projections import METHODS, map_keys
@@ -218,26 +203,19 @@ def _show_collection(meta: dict[str, Any], file: Path) -> "Result":
     from some_moe.glass.results import Result
 
     title = f"step {meta['step']:,} on {meta['num_tokens']:,} tokens of {meta['split']}: loss {meta['loss']:.4f}"
-    return Result(
-        title=title,
-        findings=meta | {"file": str(file)},
-        paths=(file,),
-        blocks=[Notice(note) for note in meta["notes"]],
-        text=lambda _width, _style: "\n".join([title, *meta["notes"], str(file)]) + "\n",
-    )
+    notes = [Notice(note) for note in meta["notes"]]
+    return Result(title=title, findings=meta | {"file": str(file)}, paths=(file,), blocks=notes)
 
 
 def _show_analysis(found: dict[str, Any], paths: tuple[Path, ...]) -> "Result":
-    from some_moe.glass.page.findings_table import describe_pass, format_findings, make_blocks
+    from some_moe.glass.page.blocks import Fold, Gallery
+    from some_moe.glass.page.inside import Analysis, describe_analysis
     from some_moe.glass.results import Result
 
-    return Result(
-        title=describe_pass(found),
-        findings=found,
-        paths=paths,
-        blocks=make_blocks(found, paths[0].parent),
-        text=lambda width, style: format_findings(found, paths, width=width, style=style),
-    )
+    title, blocks = describe_analysis(found)
+    figures = Analysis(folder=paths[0].parent, record=found).figures()
+    fold = [Fold(f"{len(figures)} figures", [Gallery(figures)])] if figures else []
+    return Result(title=title, findings=found, paths=paths, blocks=blocks, notebook=fold)
 
 
 # --- trace --------------------------------------------------------------------------------------------------
@@ -257,7 +235,8 @@ def trace(
     layers only. html: where a page goes that can be explored; without it nothing is written.
     """
     from some_moe.glass.inspect import traces
-    from some_moe.glass.page.trace_text import describe_trace, format_trace, make_trace_table
+    from some_moe.glass.page.blocks import TraceView
+    from some_moe.glass.page.render import render_trace
     from some_moe.glass.results import Result
     from some_moe.training.runs import load
 
@@ -265,17 +244,11 @@ def trace(
     found = traces.trace(loaded, text, layers)
     paths = () if html is None else (Path(html),)
     for path in paths:
-        from some_moe.glass.page.render import render_trace
-
-        _write_page(path, render_trace(found))
-    as_page = "".join(f"\nas a page: {path}\n" for path in paths)
-    return Result(
-        title=describe_trace(found),
-        findings=found.to_dict(),
-        paths=paths,
-        blocks=[make_trace_table(found, SHOWN_TOKENS)],
-        text=lambda width, style: format_trace(found, width=width, style=style) + as_page,
-    )
+        with _refuse_unwritable(path):
+            write_whole(path, render_trace(found))
+    loss = "" if found.loss is None else f", loss {found.loss:.4f} nats per token"
+    title = f"{found.run}, step {found.step:,}: {len(found.tokens)} tokens{loss}"
+    return Result(title=title, findings=found.to_dict(), paths=paths, blocks=[TraceView(found)])
 
 
 # --- report -------------------------------------------------------------------------------------------------
@@ -299,46 +272,21 @@ def report(
     if out is not None and not str(out).endswith(".html"):
         raise ConfigError(f"{str(out)!r} is not a page; give a name that ends in .html")
     _refuse_absent(["matplotlib"], "a report")
-    places = [
-        _find_place(run) for run in (runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs])
-    ]
+    several = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    places = [_find_place(run) for run in several]
     if not places:
         raise ConfigError("no run is given; name at least one to report on")
-    _refuse_repeated(places)
+    resolved = [place.resolve() for place in places]
+    for place in places:
+        if resolved.count(place.resolve()) > 1:
+            raise ConfigError(f"{str(place)!r} is given twice; name each run once")
     records = [read_run(place) for place in places]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a name in letters that the figures' font lacks
         if len(records) > 1:
             return _report_several(records, Path(out or "report.html"))
-        place = Path(out or records[0].path / "report.html")
-        return _report_one(records[0], place, may_analyze=analyze, say=say)
-
-
-def _refuse_repeated(places: Sequence[Path]) -> None:
-    seen: set[Path] = set()
-    for place in places:
-        if place.resolve() in seen:
-            raise ConfigError(f"{str(place)!r} is given twice; name each run once")
-        seen.add(place.resolve())
-
-
-def _report_one(run: RunRecord, out: Path, *, may_analyze: bool, say: Say) -> "Result":
-    """One run's page; first the analysis, where it is missing or old."""
-    from some_moe.glass.page.inside import list_missing, make_inside, read_analysis
-    from some_moe.glass.page.pages import final_figures, make_page
-
-    failure = _try_analysis(run, say) if may_analyze and _needs_analysis(run) else None
-    analysis = read_analysis(run.path)
-    missing = list_missing(run, analysis)
-    if failure is not None:
-        missing.append(f"The analysis could not be made: {failure}.")
-    curve = analysis.figure("loss")
-    if curve is None and (run.steps or run.evaluations):
-        from some_moe.glass.figures.curves import draw_loss
-
-        curve = _save_drawing(draw_loss(run), out)
-    page = make_page(run, curve, make_inside(run, analysis), missing)
-    return _write_both(page, out, {run.name: final_figures(run)}, [*run.missing, *missing])
+        failure = _try_analysis(records[0], say) if analyze and _needs_analysis(records[0]) else []
+        return _report_one(records[0], Path(out or records[0].path / "report.html"), failure)
 
 
 def _needs_analysis(run: RunRecord) -> bool:
@@ -350,19 +298,31 @@ def _needs_analysis(run: RunRecord) -> bool:
     return not found.is_file() or found.stat().st_mtime < newest.stat().st_mtime
 
 
-def _try_analysis(run: RunRecord, say: Say) -> str | None:
+def _try_analysis(run: RunRecord, say: Say) -> list[str]:
     """Analyse the run; return why it was not possible, if so."""
     say(f"analysing {run.path} first")
     _refuse_absent(DRAWING_LIBRARIES, "drawing", ", or use --no-analyze")
     try:
         analyze(run.path, say=say)
     except ConfigError as error:  # its data may have gone: the report then shows what the folder itself holds
-        return str(error)
-    return None
+        return [f"The analysis could not be made: {error}."]
+    return []
+
+
+def _report_one(run: RunRecord, out: Path, failure: list[str]) -> "Result":
+    from some_moe.glass.figures.curves import draw_loss
+    from some_moe.glass.page.inside import list_missing, read_analysis
+    from some_moe.glass.page.pages import final_figures, make_page
+
+    analysis = read_analysis(run.path)
+    missing = list_missing(run, analysis) + failure
+    curves = analysis.figures("loss")
+    if not curves and (run.steps or run.evaluations):
+        curves = [_save_drawing(draw_loss(run), out)]
+    return _write_both(make_page(run, analysis, curves, missing), out, {run.name: final_figures(run)}, missing)
 
 
 def _report_several(runs: Sequence[RunRecord], out: Path) -> "Result":
-    """A comparison."""
     from some_moe.glass.figures.series import draw_losses, draw_sizes
     from some_moe.glass.page.comparison import compare, make_comparison
 
@@ -370,19 +330,15 @@ def _report_several(runs: Sequence[RunRecord], out: Path) -> "Result":
     drawings = [draw_losses(compared), draw_sizes(compared)]
     figures = [_save_drawing(drawing, out) for drawing in drawings if drawing is not None]
     missing = [f"{one.label}: {sentence}" for one in compared for sentence in one.run.missing]
-    page = make_comparison(compared, figures)
-    return _write_both(page, out, {one.label: one.figures for one in compared}, missing)
+    return _write_both(make_comparison(compared, figures), out, {one.label: one.figures for one in compared}, missing)
 
 
 def _save_drawing(drawing: "Drawing", out: Path) -> "Figure":
     """Save a figure beside the page, in PAGE-figures/, and return it as a part of the page."""
     from some_moe.glass.page.blocks import Figure
 
-    try:
-        png = drawing.save(out.with_name(f"{out.stem}-figures"))[0]
-    except OSError as error:
-        raise ConfigError(f"{str(out)!r} cannot be written ({error.strerror}); choose another place") from None
-    return Figure(png, drawing.title, drawing.caption)
+    with _refuse_unwritable(out):
+        return Figure(drawing.save(out.with_name(f"{out.stem}-figures"))[0], drawing.title, drawing.caption)
 
 
 def _write_both(page: "Page", out: Path, figures: dict[str, Any], missing: list[str]) -> "Result":
@@ -392,14 +348,14 @@ def _write_both(page: "Page", out: Path, figures: dict[str, Any], missing: list[
     from some_moe.glass.page.render import render_page
     from some_moe.glass.results import Result
 
-    html, twin = render_page(page), out.with_suffix(".md")
-    _write_page(out, html)
-    _write_page(twin, render_markdown(page, out.parent))
-    line = f"{out} ({len(html.encode()) / 1e6:.1f} MB), and {twin}\n"
+    paths = (out, out.with_suffix(".md"))
+    with _refuse_unwritable(out):
+        write_whole(paths[0], render_page(page))
+        write_whole(paths[1], render_markdown(page, out.parent))
     return Result(
         title=f"{page.kicker}: {page.title}",
         findings={"runs": figures, "missing": missing},
-        paths=(out, twin),
-        blocks=[Text(page.summary), *page.sections[0].blocks],
-        text=lambda _width, _style: line,
+        paths=paths,
+        blocks=[Text(page.summary)],
+        notebook=page.sections[0].blocks,
     )

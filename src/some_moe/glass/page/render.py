@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from some_moe.glass.inspect.traces import Trace
 from some_moe.glass.page.blocks import Block, Frame, Page, Section, TraceView
-from some_moe.glass.page.trace_text import expert_hue
+from some_moe.glass.page.terminal import expert_hue
 
 MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 
