@@ -12,7 +12,7 @@ from some_moe.glass.figures.canvas import Drawing
 from some_moe.glass.inspect.collection import Collection
 
 FIGURES = {
-    *("loss", "usage_ranked", "usage_histogram", "usage_by_depth", "co_selection", "usage_over_steps"),
+    *("loss", "usage_ranked", "usage_by_depth", "co_selection", "usage_over_steps"),
     *("queries_by_depth", "key_paths", "key_drift", "keys_pca", "keys_tsne", "keys_umap"),
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from some_moe.cli import main
 from some_moe.config import RunConfig
-from some_moe.glass.figures.series import MOST_POINTS, average_neighbours, choose_looks, draw_sizes, show_name
+from some_moe.glass.figures.curves import MOST_POINTS, average_neighbours, choose_looks, draw_sizes, show_name
 from some_moe.glass.inspect.runs import read_run
 from some_moe.glass.page.comparison import compare, find_differences, name_runs, shorten_names
 

@@ -109,7 +109,7 @@ def drawings() -> dict[str, Drawing]:
 
 def test_everything_that_the_findings_allow_is_drawn(drawings: dict[str, Drawing]) -> None:
     assert list(drawings) == [
-        *("loss", "usage_ranked", "usage_histogram", "usage_by_depth", "co_selection", "usage_over_steps"),
+        *("loss", "usage_ranked", "usage_by_depth", "co_selection", "usage_over_steps"),
         *("queries_by_depth", "key_paths", "key_drift", "keys_pca", "keys_umap"),
     ]
 

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,21 @@ from typing import TYPE_CHECKING, Any
 from some_moe.config import ConfigError
 from some_moe.files import write_whole
 from some_moe.glass import MAX_TOKENS
+from some_moe.glass.inspect import traces
+from some_moe.glass.inspect.collection import Collection
+from some_moe.glass.inspect.projections import FEWEST_KEYS, METHODS, map_keys, umap_in_background
 from some_moe.glass.inspect.runs import RunRecord, read_run
+from some_moe.glass.page.blocks import Figure, Fold, Gallery, Notice, Page, Text, TraceView
+from some_moe.glass.page.comparison import compare, make_comparison
+from some_moe.glass.page.inside import Analysis, describe_analysis, list_missing, read_analysis
+from some_moe.glass.page.markdown import render_markdown
+from some_moe.glass.page.pages import final_figures, make_page
+from some_moe.glass.page.render import render_page, render_trace
+from some_moe.glass.results import Result
 
 if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and bad input is refused before
     from some_moe.glass.figures.canvas import Drawing
-    from some_moe.glass.inspect.collection import Collection
     from some_moe.glass.inspect.findings import Findings
-    from some_moe.glass.page.blocks import Figure, Page
-    from some_moe.glass.results import Result
     from some_moe.training.runs import Run
 
     AnyRun = str | Path | Run
@@ -70,7 +78,7 @@ def analyze(
     max_tokens: int = MAX_TOKENS,
     checkpoint: str = "best",
     say: Say = _say_nothing,
-) -> "Result":
+) -> Result:
     """Replay a run on its own text, measure its experts, map its keys, judge its guilds; write RUN/analysis/.
 
     run: a run folder, or what `load` gave; finished, killed or still training. collect_only: replay, and draw later;
@@ -93,30 +101,33 @@ def analyze(
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ConfigError(f"{str(folder)!r} cannot be written; make room for it, or analyze a copy of the run")
 
+    import torch
+
     from some_moe.glass.inspect.collect import collect_run
+    from some_moe.glass.inspect.findings import look_inside
     from some_moe.training.runs import default_device
 
-    def replay() -> "Collection":
-        device = default_device()
-        return collect_run(record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=device)
-
+    replay = partial(
+        collect_run, record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=default_device()
+    )
     collected = folder / "collected.safetensors"
     if collect_only:
         return _show_collection(replay().meta, collected)
-
-    from some_moe.glass.inspect.collection import Collection
-    from some_moe.glass.inspect.findings import look_inside
-    from some_moe.glass.inspect.projections import FEWEST_KEYS, umap_in_background
-
-    wants_umap = record.has_keys and record.config.model.num_experts >= FEWEST_KEYS
-    with umap_in_background() if wants_umap else nullcontext() as start_umap:
-        collection = None  # where the run has no model to replay
-        if draw_only:
-            collection = Collection.load(collected)
-        elif record.checkpoints and (record.path / "tokenizer.json").is_file():
+    collection = Collection.load(collected) if draw_only else None
+    with (
+        umap_in_background()
+        if record.has_keys and record.config.model.num_experts >= FEWEST_KEYS
+        else nullcontext() as start_umap
+    ):
+        if not draw_only and record.checkpoints and (record.path / "tokenizer.json").is_file():
             say("replaying the model …")
-            with _leave_a_core_free():
+            # UMAP's process needs a core: threads without one wait for each other.
+            num_threads = torch.get_num_threads()
+            torch.set_num_threads(max(1, num_threads - 1))
+            try:
                 collection = replay()
+            finally:
+                torch.set_num_threads(num_threads)
         folder.mkdir(exist_ok=True)
         findings = look_inside(record, collection)
         figures = _save_figures(_draw(findings, start_umap, say), folder / "figures")
@@ -132,23 +143,9 @@ def analyze(
     return _show_analysis(found, tuple(paths))
 
 
-@contextmanager
-def _leave_a_core_free() -> Iterator[None]:
-    """Let torch use one thread less, for UMAP's process needs a core: threads without one wait for each other."""
-    import torch
-
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, num_threads - 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 def _draw(findings: "Findings", start_umap: Callable[..., Any] | None, say: Say) -> "Iterator[Drawing]":
     """Every figure. The map by UMAP comes last, for UMAP works elsewhere while the others are made."""
     from some_moe.glass.figures import draw_figures, draw_key_maps
-    from some_moe.glass.inspect.projections import METHODS, map_keys
 
     keys = [] if findings.collection is None or not findings.has_keys else list(findings.collection.keys)
     wait = start_umap(keys) if keys and start_umap is not None else lambda: map_keys(keys, "umap")
@@ -189,7 +186,7 @@ def _write_movement(findings: "Findings", page: Path) -> list[Path]:
     return [page]
 
 
-def _judge_guilds(run: RunRecord, collection: "Collection", control: Path | None) -> dict[str, Any]:
+def _judge_guilds(run: RunRecord, collection: Collection, control: Path | None) -> dict[str, Any]:
     """Write RUN/analysis/guilds.json, and return it in a few numbers."""
     from some_moe.glass.inspect.guilds import analyze_guilds
 
@@ -198,20 +195,13 @@ def _judge_guilds(run: RunRecord, collection: "Collection", control: Path | None
     return {"candidates": len(found["guilds"]), "supported": supported, "level": found["level"]}
 
 
-def _show_collection(meta: dict[str, Any], file: Path) -> "Result":
-    from some_moe.glass.page.blocks import Notice
-    from some_moe.glass.results import Result
-
+def _show_collection(meta: dict[str, Any], file: Path) -> Result:
     title = f"step {meta['step']:,} on {meta['num_tokens']:,} tokens of {meta['split']}: loss {meta['loss']:.4f}"
     notes = [Notice(note) for note in meta["notes"]]
     return Result(title=title, findings=meta | {"file": str(file)}, paths=(file,), blocks=notes)
 
 
-def _show_analysis(found: dict[str, Any], paths: tuple[Path, ...]) -> "Result":
-    from some_moe.glass.page.blocks import Fold, Gallery
-    from some_moe.glass.page.inside import Analysis, describe_analysis
-    from some_moe.glass.results import Result
-
+def _show_analysis(found: dict[str, Any], paths: tuple[Path, ...]) -> Result:
     title, blocks = describe_analysis(found)
     figures = Analysis(folder=paths[0].parent, record=found).figures()
     fold = [Fold(f"{len(figures)} figures", [Gallery(figures)])] if figures else []
@@ -228,16 +218,12 @@ def trace(
     layers: Sequence[int] | None = None,
     checkpoint: str = "best",
     html: str | Path | None = None,
-) -> "Result":
+) -> Result:
     """Let a run read `text` once, and record which experts each token uses. Keys stay still.
 
     run: a run folder, of which `checkpoint` (best, last or step-N) is opened, or what `load` gave. layers: these SoME
     layers only. html: where a page goes that can be explored; without it nothing is written.
     """
-    from some_moe.glass.inspect import traces
-    from some_moe.glass.page.blocks import TraceView
-    from some_moe.glass.page.render import render_trace
-    from some_moe.glass.results import Result
     from some_moe.training.runs import load
 
     loaded = load(run, checkpoint=checkpoint) if isinstance(run, str | Path) else run
@@ -260,7 +246,7 @@ def report(
     out: str | Path | None = None,
     analyze: bool = True,
     say: Say = _say_nothing,
-) -> "Result":
+) -> Result:
     """Write a run as one page (RUN/report.html and report.md), or several as a comparison (./report.html).
 
     runs: one or several, each a run folder or what `load` gave. out: another place for the page, a name that ends in
@@ -309,10 +295,8 @@ def _try_analysis(run: RunRecord, say: Say) -> list[str]:
     return []
 
 
-def _report_one(run: RunRecord, out: Path, failure: list[str]) -> "Result":
+def _report_one(run: RunRecord, out: Path, failure: list[str]) -> Result:
     from some_moe.glass.figures.curves import draw_loss
-    from some_moe.glass.page.inside import list_missing, read_analysis
-    from some_moe.glass.page.pages import final_figures, make_page
 
     analysis = read_analysis(run.path)
     missing = list_missing(run, analysis) + failure
@@ -322,9 +306,8 @@ def _report_one(run: RunRecord, out: Path, failure: list[str]) -> "Result":
     return _write_both(make_page(run, analysis, curves, missing), out, {run.name: final_figures(run)}, missing)
 
 
-def _report_several(runs: Sequence[RunRecord], out: Path) -> "Result":
-    from some_moe.glass.figures.series import draw_losses, draw_sizes
-    from some_moe.glass.page.comparison import compare, make_comparison
+def _report_several(runs: Sequence[RunRecord], out: Path) -> Result:
+    from some_moe.glass.figures.curves import draw_losses, draw_sizes
 
     compared = compare(runs)
     drawings = [draw_losses(compared), draw_sizes(compared)]
@@ -333,21 +316,14 @@ def _report_several(runs: Sequence[RunRecord], out: Path) -> "Result":
     return _write_both(make_comparison(compared, figures), out, {one.label: one.figures for one in compared}, missing)
 
 
-def _save_drawing(drawing: "Drawing", out: Path) -> "Figure":
+def _save_drawing(drawing: "Drawing", out: Path) -> Figure:
     """Save a figure beside the page, in PAGE-figures/, and return it as a part of the page."""
-    from some_moe.glass.page.blocks import Figure
-
     with _refuse_unwritable(out):
         return Figure(drawing.save(out.with_name(f"{out.stem}-figures"))[0], drawing.title, drawing.caption)
 
 
-def _write_both(page: "Page", out: Path, figures: dict[str, Any], missing: list[str]) -> "Result":
+def _write_both(page: Page, out: Path, figures: dict[str, Any], missing: list[str]) -> Result:
     """Write the page and its Markdown twin."""
-    from some_moe.glass.page.blocks import Text
-    from some_moe.glass.page.markdown import render_markdown
-    from some_moe.glass.page.render import render_page
-    from some_moe.glass.results import Result
-
     paths = (out, out.with_suffix(".md"))
     with _refuse_unwritable(out):
         write_whole(paths[0], render_page(page))

@@ -1,15 +1,13 @@
 """The keys' movement as one HTML page with everything inside: it makes no request and runs no script but its own."""
 
-import html
-import json
 from collections.abc import Mapping, Sequence
-from string import Template
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from some_moe.glass.inspect.movement import LayerMovement
-from some_moe.glass.page.render import hash_script, read_template
+from some_moe.glass.page.render import fill_template, hash_script, read_template, security_policy
 
 MOST_POINTS = 150_000  # of all layers and snapshots together: a page of a few megabytes
 
@@ -23,15 +21,15 @@ def render_movement(run_name: str, movements: Sequence[LayerMovement], colours: 
         "layers": [_describe_layer(movement, frames, colours[movement.layer]) for movement in movements],
     }
     script = read_template("movement.js")
-    return Template(read_template("movement.html")).substitute(
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src '{hash_script(script)}'; img-src data:",
-        run=html.escape(run_name),
+    return fill_template(
+        "movement.html",
+        policy=Markup(security_policy([hash_script(script)])),
+        run=run_name,
         first_step=f"{steps[0]:,}",
         last_step=f"{steps[-1]:,}",
-        style=read_template("movement.css"),
-        # No "</script>" within the data can end its element.
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        script=script,
+        style=Markup(read_template("movement.css")),
+        data=data,
+        script=Markup(script),
     )
 
 

@@ -74,11 +74,10 @@ def name_groups(labels: Sequence[str], essences: Sequence[str]) -> list[str]:
     """Each run's group: `wide` for wide-s0 and wide-s1, or the name of its first run where that is not clear."""
     bare = [re.sub(r"[-_. ]*(seed|s)?[-_=. ]*\d+$", "", label) for label in labels]
     names = {}
-    for essence in dict.fromkeys(essences):
-        shared = {name for name, other in zip(bare, essences, strict=True) if other == essence}
-        others = {name for name, other in zip(bare, essences, strict=True) if other != essence}
+    for essence, count in Counter(essences).items():
         first = essences.index(essence)
-        clear = essences.count(essence) > 1 and len(shared) == 1 and not shared & (others | {""})
+        alike = [other == essence for other in essences]
+        clear = count > 1 and bare[first] != "" and alike == [name == bare[first] for name in bare]
         names[essence] = bare[first] if clear else labels[first]
     return [names[essence] for essence in essences]
 

@@ -4,15 +4,14 @@ samples; and where it all comes from."""
 from pathlib import Path
 from typing import Any
 
-from some_moe.config import ConfigError, RunConfig
+from some_moe.config import RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.glass.inspect.runs import RunRecord
 from some_moe.glass.page import blocks
 from some_moe.glass.page.blocks import Block, Notice, Number, Page, Record, Section, Table, Text
 from some_moe.glass.page.inside import Analysis, make_inside
 from some_moe.lab.card import EXECUTION, format_value, matters
-from some_moe.lab.registry import find_experiment
-from some_moe.layout import Column, format_number, number_column
+from some_moe.layout import format_number, number_column
 
 HOUSEKEEPING = {
     "train.log_every", "train.eval_every", "train.save_every", "train.keep_last", "train.snapshot_every",
@@ -25,10 +24,6 @@ SHOWN_SAMPLES = 2
 PADDED = (
     "This run averages its training loss over padding, as the published reports up to v4 did. The padded loss looks "
     "small because padding after padding is easy to foresee. Compare runs by the loss over real tokens."
-)
-NOT_PADDED = (
-    "This run scores real tokens only. Published losses up to v4 average over padding, so the two losses are not of "
-    "one kind."
 )
 
 
@@ -138,35 +133,10 @@ EPOCH_COLUMNS = [
 
 
 def _show_results(run: RunRecord, curves: list[blocks.Figure]) -> list[Block]:
-    """One row an epoch, as the published reports print it; the curves; and the published figures, if there are any."""
+    """One row an epoch, as the published reports print it; and the curves."""
     epochs = final_figures(run)["epochs"]
     tables = [Table.of(EPOCH_COLUMNS, epochs, "Each epoch. Gini and entropy are of the middle layer.")]
-    return [*(tables if epochs else []), *curves, *_show_published(run)]
-
-
-def _show_published(run: RunRecord) -> list[Block]:
-    """This run beside what was published of the experiment that it repeats."""
-    try:
-        published = find_experiment(run.config.experiment).published if run.config.experiment else None
-    except ConfigError:  # a run of a newer or older registry
-        published = None
-    if published is None:
-        return []
-    found = final_figures(run)
-    padded, layer = found.get("val_loss_padded") is not None, middle_layer(found)
-    loss = found.get("val_loss_padded") if padded else found.get("val_loss")
-    pairs = [
-        ("Validation loss" + (", padded" if padded else ""), format_number(loss, ".4f"), published.val_loss),
-        ("Gini, middle layer", format_number(layer.get("gini"), ".3f"), published.gini),
-        ("Entropy, bits", format_number(layer.get("entropy_bits"), ".3f"), published.entropy_bits),
-        ("Experts used", format_number(layer.get("experts_used")), published.experts_used),
-        ("Steps", f"{run.last_step:,}", published.steps),
-    ]
-    rows = [[name, ours, str(theirs)] for name, ours, theirs in pairs if theirs is not None]
-    columns = [Column("Figure"), Column("This run", numeric=True), Column("Published", numeric=True)]
-    table = Table(columns, rows, f"Beside the published figures of {run.config.experiment}.")
-    unlike = not padded and published.val_loss is not None
-    return [*([table] if rows else []), *([Notice(NOT_PADDED)] if unlike else [])]
+    return [*(tables if epochs else []), *curves]
 
 
 # --- the rest -----------------------------------------------------------------------------------------------

@@ -27,55 +27,28 @@ def render_page(page: Page) -> str:
     for block in blocks:
         if isinstance(block, Frame):  # a page within a page runs only what both allow
             hashes += re.findall(r"'(sha256-[A-Za-z0-9+/=]+)'", read_text(block.file))
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            page=page,
-            style=Markup(read_template("page.css")),
-            scripts=[Markup(script) for script in scripts],
-            policy=security_policy(hashes),
-        )
-    )
+    styles, programs = Markup(read_template("page.css")), [Markup(script) for script in scripts]
+    return fill_template("page.html", page=page, style=styles, scripts=programs, policy=security_policy(hashes))
 
 
 def render_fragment(title: str, blocks: Sequence[Block]) -> str:
     """Some parts under a title, as HTML that can stand within a notebook: it has no script and no style."""
-    return _environment().get_template("fragment.html").render(title=title, blocks=blocks)
+    return fill_template("fragment.html", title=title, blocks=blocks)
 
 
 def render_trace(trace: Trace) -> str:
     """A page with one trace."""
     loss = "" if trace.loss is None else f" Its mean loss is {trace.loss:.3f} nats per token."
-    return render_page(
-        Page(
-            title="The path of every token",
-            kicker=f"Trace · {trace.run}, step {trace.step:,}",
-            summary=f"{len(trace.tokens)} tokens, each with the {trace.top_k} of {trace.num_experts} experts that "
-            f"ran for it in {_count(len(trace.layers), 'layer')}.{loss}",
-            sections=[Section("Trace", [TraceView(trace)])],
-        )
-    )
+    layers = f"{len(trace.layers)} layer" + ("" if len(trace.layers) == 1 else "s")
+    summary = f"{len(trace.tokens)} tokens, each with the {trace.top_k} of {trace.num_experts} experts that ran for it "
+    kicker = f"Trace · {trace.run}, step {trace.step:,}"
+    sections = [Section("Trace", [TraceView(trace)])]
+    return render_page(Page("The path of every token", kicker, f"{summary}in {layers}.{loss}", sections))
 
 
 def trace_data(trace: Trace) -> dict[str, Any]:
-    """What the page's script needs of a trace, as short as it can be."""
-    return {
-        "layers": list(trace.layers),
-        "hues": [expert_hue(expert) for expert in range(trace.num_experts)],
-        "tokens": [
-            {
-                "text": token.text,
-                "experts": token.experts,
-                "gates": token.gates,
-                "nats": None if token.next_nats is None else round(token.next_nats, 4),
-                "share": None if token.next_probability is None else round(token.next_probability, 6),
-                "guess": token.guess,
-                "guessShare": None if token.guess_probability is None else round(token.guess_probability, 6),
-            }
-            for token in trace.tokens
-        ],
-    }
+    """What the page's script needs of a trace."""
+    return trace.to_dict() | {"hues": [expert_hue(expert) for expert in range(trace.num_experts)]}
 
 
 def hash_script(script: str) -> str:
@@ -110,8 +83,8 @@ def to_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def fill_template(name: str, **values: Any) -> str:
+    return _environment().get_template(name).render(**values)
 
 
 @cache
