@@ -25,7 +25,7 @@ from some_moe.glass.page.comparison import compare, make_comparison
 from some_moe.glass.page.inside import Analysis, describe_analysis, list_missing, read_analysis
 from some_moe.glass.page.markdown import render_markdown
 from some_moe.glass.page.pages import final_figures, make_page
-from some_moe.glass.page.render import render_page, render_trace
+from some_moe.glass.page.render import render_movement, render_page, render_trace
 from some_moe.glass.results import Result
 
 if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and bad input is refused before
@@ -137,15 +137,20 @@ def analyze(
     if collection is not None:
         paths.append(collected)
         if guilds and findings.layers:
+            from some_moe.glass.inspect.guilds import analyze_guilds
+
             say("testing the guilds …")
-            found["guilds"] = _judge_guilds(record, collection, twin)
+            judged = analyze_guilds(record.path, collection, control=twin)
+            supported = [guild["name"] for guild in judged["guilds"] if guild["verdict"] == "supported"]
+            found["guilds"] = {"candidates": len(judged["guilds"]), "supported": supported, "level": judged["level"]}
             paths.append(folder / "guilds.json")
     return _show_analysis(found, tuple(paths))
 
 
 def _draw(findings: "Findings", start_umap: Callable[..., Any] | None, say: Say) -> "Iterator[Drawing]":
     """Every figure. The map by UMAP comes last, for UMAP works elsewhere while the others are made."""
-    from some_moe.glass.figures import draw_figures, draw_key_maps
+    from some_moe.glass.figures import choose_colours, draw_figures
+    from some_moe.glass.figures.keys import draw_key_map
 
     keys = [] if findings.collection is None or not findings.has_keys else list(findings.collection.keys)
     wait = start_umap(keys) if keys and start_umap is not None else lambda: map_keys(keys, "umap")
@@ -157,17 +162,17 @@ def _draw(findings: "Findings", start_umap: Callable[..., Any] | None, say: Say)
     for method in METHODS if keys else ():
         if method == "umap":
             findings.maps[method] = wait()
-        yield draw_key_maps(findings, method)
+        yield draw_key_map(findings.maps[method], findings.layers, choose_colours(findings))
 
 
 def _save_figures(drawings: "Iterator[Drawing]", folder: Path) -> list[dict[str, str]]:
     """Save each figure and list them; figures of an earlier analysis that are no longer drawn are removed."""
     listed, kept = [], set()
     for drawing in drawings:
-        files = dict(zip(("png", "svg"), drawing.save(folder), strict=True))
-        kept |= set(files.values())
+        png, svg = drawing.save(folder)
+        kept |= {png, svg}
         words = {"name": drawing.name, "title": drawing.title, "caption": drawing.caption}
-        listed.append(words | {ending: f"figures/{file.name}" for ending, file in files.items()})
+        listed.append(words | {"png": f"figures/{png.name}", "svg": f"figures/{svg.name}"})
     for old in [*folder.glob("*.png"), *folder.glob("*.svg")]:
         if old not in kept:
             old.unlink()
@@ -180,19 +185,9 @@ def _write_movement(findings: "Findings", page: Path) -> list[Path]:
     if not findings.movements:
         return []
     from some_moe.glass.figures import choose_colours
-    from some_moe.glass.page.animation import render_movement
 
     write_whole(page, render_movement(findings.run.name, findings.movements, choose_colours(findings)))
     return [page]
-
-
-def _judge_guilds(run: RunRecord, collection: Collection, control: Path | None) -> dict[str, Any]:
-    """Write RUN/analysis/guilds.json, and return it in a few numbers."""
-    from some_moe.glass.inspect.guilds import analyze_guilds
-
-    found = analyze_guilds(run.path, collection, control=control)
-    supported = [guild["name"] for guild in found["guilds"] if guild["verdict"] == "supported"]
-    return {"candidates": len(found["guilds"]), "supported": supported, "level": found["level"]}
 
 
 def _show_collection(meta: dict[str, Any], file: Path) -> Result:
@@ -271,21 +266,18 @@ def report(
         warnings.filterwarnings("ignore", "Glyph")  # a name in letters that the figures' font lacks
         if len(records) > 1:
             return _report_several(records, Path(out or "report.html"))
-        failure = _try_analysis(records[0], say) if analyze and _needs_analysis(records[0]) else []
+        failure = _renew_analysis(records[0], say) if analyze else []
         return _report_one(records[0], Path(out or records[0].path / "report.html"), failure)
 
 
-def _needs_analysis(run: RunRecord) -> bool:
-    """Whether RUN/analysis is missing or older than the newest checkpoint. A run without one has nothing to replay."""
-    if not run.checkpoints:
-        return False
+def _renew_analysis(run: RunRecord, say: Say) -> list[str]:
+    """Analyse the run if that was not done since its newest checkpoint; return why it was not possible, if so."""
+    if not run.checkpoints:  # there is nothing to replay
+        return []
     found = run.path / "analysis" / "analysis.json"
     newest = run.path / "checkpoints" / f"step-{run.checkpoints[-1]}" / "state.json"
-    return not found.is_file() or found.stat().st_mtime < newest.stat().st_mtime
-
-
-def _try_analysis(run: RunRecord, say: Say) -> list[str]:
-    """Analyse the run; return why it was not possible, if so."""
+    if found.is_file() and found.stat().st_mtime >= newest.stat().st_mtime:
+        return []
     say(f"analysing {run.path} first")
     _refuse_absent(DRAWING_LIBRARIES, "drawing", ", or use --no-analyze")
     try:

@@ -28,13 +28,6 @@ def draw_figures(findings: Findings) -> Iterator[Drawing]:
         yield usage.draw_co_selection(findings.collection)
     if movements or any(record.get("layers") for record in run.evaluations):
         yield curves.draw_usage_over_steps(run, movements)
-    if findings.has_keys:
-        yield usage.draw_queries_by_depth(layers)
     if movements:
         yield keys.draw_key_paths(movements, choose_colours(findings))
         yield keys.draw_key_drift(movements)
-
-
-def draw_key_maps(findings: Findings, method: str) -> Drawing:
-    """The map of the keys by one of the methods that the findings hold."""
-    return keys.draw_key_map(findings.maps[method], findings.layers, choose_colours(findings))

@@ -3,7 +3,7 @@
 Figures are five inches wide with ten-point text, so that they can still be read at the width of a phone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,6 @@ def rank_colours(values: np.ndarray) -> list[str]:
     """A colour an expert, by its rank among the values (E,)."""
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
     return spectrum(ranks / max(1, len(ranks) - 1))
-
-
-def show_whole_numbers(axes: Axes, layers: Sequence[int]) -> None:
-    """An axis of layers, or of the like: no halves."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
-    axes.set_xlim(min(layers) - 0.4, max(layers) + 0.4)
 
 
 def show_short_numbers(axes: Axes) -> None:

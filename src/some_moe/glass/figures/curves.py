@@ -1,13 +1,12 @@
 """Curves of a training, over steps and over tokens: loss, evenness of the load; and several runs beside each other."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from some_moe.glass.figures import canvas
 from some_moe.glass.figures.canvas import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, Drawing, styled
@@ -132,7 +131,9 @@ def draw_sizes(runs: Sequence[Compared]) -> Drawing | None:
             axes.plot([size], [one.figures["perplexity"]], marker, color=colour, markersize=7, alpha=0.85)
         axes.set(xscale="log", xlabel=f"{name} (logarithmic)", ylabel="perplexity (valid)")
         axes.set_xlim(min(sizes) / 1.6, max(sizes) * 1.6)
-        _name_sizes(axes, sizes)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: canvas.shorten(value)))
     for group, (colour, marker) in looks.items():  # for the legend alone
         panels[0].plot([], [], marker, color=colour, label=show_name(group))
     canvas.add_legend_below(figure, panels[0], 2)
@@ -168,12 +169,3 @@ def _leave_out_the_start(axes: Axes, train: Sequence[Line], valid: Sequence[Line
     if losses and max(losses) > lowest:
         room = max(losses) - lowest
         axes.set_ylim(lowest - 0.08 * room, max(losses) + 0.6 * room)
-
-
-def _name_sizes(axes: Axes, sizes: Sequence[int]) -> None:
-    """Ticks at the sizes themselves where they are few and apart; round ones otherwise."""
-    distinct = sorted(set(sizes))
-    if len(distinct) <= 6 and all(b / a > 1.3 for a, b in pairwise(distinct)):
-        axes.xaxis.set_major_locator(FixedLocator(distinct))
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: canvas.shorten(float(f"{value:.3g}"))))

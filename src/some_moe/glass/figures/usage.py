@@ -1,10 +1,10 @@
 """Figures of the experts' work: who is chosen, how evenly, and who is chosen together. Drawn from LayerNumbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from some_moe.glass.figures import canvas
 from some_moe.glass.figures.canvas import BLUE, GREY, INK, ORANGE, PURPLE, RULE, SOFT, Drawing, styled
@@ -52,67 +52,61 @@ def draw_ranked_usage(layers: Sequence[LayerNumbers]) -> Drawing:
     )
 
 
-Lines = Mapping[str, tuple[str, str, str]]  # by label: a field of LayerNumbers, a style and a colour
+class DepthPanel(NamedTuple):
+    """What is drawn over depth: lines by their label, each a field of LayerNumbers with its style and colour."""
+
+    title: str
+    unit: str
+    lines: dict[str, tuple[str, str, str]]
+    limit: str = ""  # the field that says where a dashed line stands
+    highest: float = 0.0  # the axis's end, if it is known
+
+
+DEPTH_PANELS = (
+    DepthPanel("Gini of the load: 0 is even", "gini",
+               {"this run": ("gini", "o-", BLUE), "hash of the token": ("hash_gini", "s--", GREY)}, highest=1.0),
+    DepthPanel("Entropy of the load: the dashed line is even", "entropy (bits)",
+               {"": ("entropy_bits", "o-", PURPLE)}, limit="max_entropy_bits"),
+    DepthPanel("Gate entropy of a token: the dashed line is all alike", "entropy (nats)",
+               {"": ("gate_entropy_nats", "o-", ORANGE)}, limit="max_gate_entropy_nats"),
+    DepthPanel("Collinearity of the queries: 1 is all alike", "collinearity",
+               {"length of the mean": ("query_collinearity", "o-", BLUE),
+                "mean cosine of two": ("query_mean_cosine", "s--", ORANGE)}, highest=1.0),
+    DepthPanel("How many directions are really used", "effective rank",
+               {"queries": ("query_effective_rank", "o-", BLUE), "keys": ("key_effective_rank", "^--", PURPLE)}),
+)  # fmt: skip
 
 
 @styled
 def draw_usage_by_depth(layers: Sequence[LayerNumbers]) -> Drawing:
-    """Gini, entropy and gate entropy of every layer."""
-    title = "Evenness of the load, by depth"
-    figure, (top, middle, bottom) = canvas.make_panels(3, title, height=1.7, share_x=True)
-    ginis = {"this run": ("gini", "o-", BLUE), "hash of the token": ("hash_gini", "s--", GREY)}
-    _plot_by_depth(top, layers, ginis, highest=1.0)
-    top.set(ylabel="gini", title="Gini of the load: 0 is even")
-    _plot_by_depth(middle, layers, {"": ("entropy_bits", "o-", PURPLE)}, limit=layers[0].max_entropy_bits)
-    middle.set(ylabel="entropy (bits)", title="Entropy of the load: the dashed line is even")
-    _plot_by_depth(bottom, layers, {"": ("gate_entropy_nats", "o-", ORANGE)}, limit=layers[0].max_gate_entropy_nats)
-    bottom.set(ylabel="entropy (nats)", title="Gate entropy of a token: the dashed line is all alike", xlabel="layer")
-    return Drawing(
-        "usage_by_depth",
-        figure,
-        "Gini and entropy of the selections, and the mean entropy of a token's gate weights. The grey line is "
-        "the gini if a hash of the token chose: frequent words alone make use uneven.",
-    )
-
-
-@styled
-def draw_queries_by_depth(layers: Sequence[LayerNumbers]) -> Drawing:
-    """How much the queries of every layer point one way."""
-    title = "Directions of the queries, by depth"
-    figure, (top, bottom) = canvas.make_panels(2, title, height=2.0, share_x=True)
-    cosines = {
-        "length of the mean query": ("query_collinearity", "o-", BLUE),
-        "mean cosine of two queries": ("query_mean_cosine", "s--", ORANGE),
-    }
-    _plot_by_depth(top, layers, cosines, highest=1.0)
-    top.set(ylabel="collinearity", title="Collinearity: 1 is all queries alike")
-    ranks = {"queries": ("query_effective_rank", "o-", BLUE), "keys": ("key_effective_rank", "^--", PURPLE)}
-    _plot_by_depth(bottom, layers, ranks)
-    bottom.set(ylabel="effective rank", xlabel="layer", title="How many directions are really used")
-    return Drawing(
-        "queries_by_depth",
-        figure,
-        "Collinear queries can only reach the experts on one side of the key store. The effective rank is the "
-        "exponential of the entropy of the spectrum.",
-    )
-
-
-def _plot_by_depth(
-    axes: Axes, layers: Sequence[LayerNumbers], lines: Lines, *, limit: float = 0.0, highest: float = 0.0
-) -> None:
-    """Figures of the layers over depth. limit: where a dashed line stands; highest: the axis's end, if it is known."""
+    """Gini, entropy and gate entropy of every layer; with keys, how much its queries point one way."""
+    has_keys = all(layer.query_collinearity is not None for layer in layers)
+    chosen = DEPTH_PANELS if has_keys else DEPTH_PANELS[:3]
+    figure, panels = canvas.make_panels(len(chosen), "The layers, by depth", height=1.7, share_x=True)
     depths = [layer.layer for layer in layers]
-    seen = [limit]
-    for label, (name, style, colour) in lines.items():
-        values = [float(getattr(layer, name)) for layer in layers]
-        axes.plot(depths, values, style, color=colour, label=label)
-        seen += values
-    axes.set_ylim(min(0.0, *seen), highest or 1.1 * max(seen) or 1.0)
-    if limit:
-        axes.axhline(limit, color=SOFT, linewidth=0.9, linestyle="--")
-    if len(lines) > 1:
-        axes.legend(loc="best")
-    canvas.show_whole_numbers(axes, depths)
+    for axes, panel in zip(panels, chosen, strict=True):
+        seen = [float(getattr(layers[0], panel.limit))] if panel.limit else [0.0]
+        if panel.limit:
+            axes.axhline(seen[0], color=SOFT, linewidth=0.9, linestyle="--")
+        for label, (name, style, colour) in panel.lines.items():
+            values = [float(getattr(layer, name)) for layer in layers]
+            axes.plot(depths, values, style, color=colour, label=label)
+            seen += values
+        axes.set(title=panel.title, ylabel=panel.unit)
+        axes.set_ylim(min(0.0, *seen), panel.highest or 1.1 * max(seen) or 1.0)
+        if len(panel.lines) > 1:
+            axes.legend(ncols=2, loc="best")
+    panels[-1].set(xlabel="layer", xlim=(min(depths) - 0.4, max(depths) + 0.4))
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+    caption = (
+        "Gini and entropy of the selections, and the mean entropy of a token's gate weights. The grey line is the gini "
+        "if a hash of the token chose: frequent words alone make use uneven."
+    )
+    queries = (
+        " Collinear queries can only reach the experts on one side of the key store. The effective rank is the "
+        "exponential of the entropy of the spectrum."
+    )
+    return Drawing("usage_by_depth", figure, caption + (queries if has_keys else ""))
 
 
 @styled

@@ -145,7 +145,7 @@ def _make_tables(compared: Sequence[Compared], differences: Sequence[str]) -> li
     rows = [one.row for one in compared]
     many = len(differences) > MOST_DIFFERENCES
     settings = [name for name in differences if name == SEED or not many]
-    columns = [text_column(short, name) for short, name in zip(shorten_names(settings), settings, strict=True)]
+    columns = [text_column(name, name) for name in settings]
     caption = "Settings that differ, then results. Validation is of the last step, test of the best."
     results = Table.of([text_column("Run", "run"), *columns, *RESULT_COLUMNS], rows, caption)
     if not many:
@@ -153,12 +153,6 @@ def _make_tables(compared: Sequence[Compared], differences: Sequence[str]) -> li
     every = [[name, *(row[name] for row in rows)] for name in differences]
     runs = [Column(one.label) for one in compared]
     return [results, Table([Column("Setting"), *runs], every, "All settings that differ.")]
-
-
-def shorten_names(settings: Sequence[str]) -> list[str]:
-    """Settings without their room, where no other is called the same."""
-    short = [name.rpartition(".")[2] for name in settings]
-    return [name if short.count(last) > 1 else last for name, last in zip(settings, short, strict=True)]
 
 
 def _make_spread_table(compared: Sequence[Compared]) -> Table:

@@ -17,7 +17,7 @@ from some_moe.layout import ABSENT, Column, number_column
 
 LARGEST_FRAME = 2_000_000  # bytes; a larger animation stays a page of its own
 MOST_NAMED = 4  # generalists named in a cell
-USAGE_FIGURES = ("usage_ranked", "usage_by_depth", "usage_over_steps", "co_selection", "queries_by_depth")
+USAGE_FIGURES = ("usage_ranked", "usage_by_depth", "usage_over_steps", "co_selection")
 MAP_FIGURES = ("keys_umap", "keys_tsne", "keys_pca")
 MOVEMENT_FIGURES = ("key_paths", "key_drift")
 STALE = "These guilds are of an earlier analysis than the figures above; `some analyze RUN` renews them."

@@ -21,6 +21,13 @@ HOUSEKEEPING = {
 """Fields that say what is written down and how often: they change no result."""
 
 SHOWN_SAMPLES = 2
+TRAINABILITY = {"frozen": "random and frozen", "lora": "frozen, low-rank adapted", "full": "trained"}
+ROUTERS = {
+    "gravity": "keys that knowledge gravity moves",
+    "learned": "keys learned by gradient",
+    "weights": "keys computed from the experts' own weights",
+    "hash": "a hash of the token",
+}
 PADDED = (
     "This run averages its training loss over padding, as the published reports up to v4 did. The padded loss looks "
     "small because padding after padding is easy to foresee. Compare runs by the loss over real tokens."
@@ -49,24 +56,15 @@ def make_page(run: RunRecord, analysis: Analysis, curves: list[blocks.Figure], m
 def _summarize(run: RunRecord) -> str:
     model, data = run.config.model, run.config.data
     status = {"finished": "Finished", "stopped early": "Stopped early"}.get(run.status, "Unfinished")
-    adjective = {"frozen": "random and frozen", "lora": "frozen, low-rank adapted", "full": "trained"}
     if model.ffn == "some":
-        kind = f"{model.num_layers} layers of {model.num_experts} {adjective[model.trainability]} experts, "
-        kind += f"{model.top_k} of them for each token, found by {describe_router(run.config)}"
+        still = model.router == "gravity" and not run.config.gravity.moves_keys
+        router = "random keys that never move" if still else ROUTERS[model.router]
+        kind = f"{model.num_layers} layers of {model.num_experts} {TRAINABILITY[model.trainability]} experts, "
+        kind += f"{model.top_k} of them for each token, found by {router}"
     else:
         kind = f"{model.num_layers} layers with one dense network each ({model.ffn.replace('_', ' ')})"
     source = "generated stories" if data.source == "stories" else Path(data.source).name
     return f"{status} after {run.last_step:,} steps on {source}: {kind}."
-
-
-def describe_router(config: RunConfig) -> str:
-    """How a token finds its experts, in a few words."""
-    return {
-        "gravity": "keys that knowledge gravity moves" if config.gravity.moves_keys else "random keys that never move",
-        "learned": "keys learned by gradient",
-        "weights": "keys computed from the experts' own weights",
-        "hash": "a hash of the token",
-    }[config.model.router]
 
 
 def final_figures(run: RunRecord) -> Record:
@@ -185,8 +183,6 @@ def _show_provenance(run: RunRecord) -> list[Block]:
     commit = str(env.get("commit") or "")
     changed = "+" if len(commit) > 12 and commit.endswith("+") else ""  # it had changes on top
     facts = {
-        "Random seed": run.config.train.seed,
-        "Expert seed": run.config.model.expert_seed,
         "Experiment": run.config.experiment or "not a registered one",
         "Device": found.get("device") or env.get("device"),
         "Commit": commit[:12] + changed,
