@@ -104,21 +104,25 @@ def analyze(
     import torch
 
     from some_moe.glass.inspect.collect import collect_run
-    from some_moe.glass.inspect.findings import look_inside
     from some_moe.training.runs import default_device
 
     replay = partial(
         collect_run, record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=default_device()
     )
     collected = folder / "collected.safetensors"
-    if collect_only:
-        return _show_collection(replay().meta, collected)
+    if collect_only:  # nothing is drawn, so that nothing that draws is needed
+        meta = replay().meta
+        title = f"step {meta['step']:,} on {meta['num_tokens']:,} tokens of {meta['split']}: loss {meta['loss']:.4f}"
+        notes, findings = list(map(Notice, meta["notes"])), meta | {"file": str(collected)}
+        return Result(title=title, findings=findings, paths=(collected,), blocks=notes)
+
+    from some_moe.glass.figures import choose_colours
+    from some_moe.glass.inspect.findings import look_inside
+    from some_moe.glass.inspect.guilds import analyze_guilds
+
     collection = Collection.load(collected) if draw_only else None
-    with (
-        umap_in_background()
-        if record.has_keys and record.config.model.num_experts >= FEWEST_KEYS
-        else nullcontext() as start_umap
-    ):
+    wants_umap = record.has_keys and record.config.model.num_experts >= FEWEST_KEYS
+    with umap_in_background() if wants_umap else nullcontext() as start_umap:
         if not draw_only and record.checkpoints and (record.path / "tokenizer.json").is_file():
             say("replaying the model …")
             # UMAP's process needs a core: threads without one wait for each other.
@@ -129,22 +133,27 @@ def analyze(
             finally:
                 torch.set_num_threads(num_threads)
         folder.mkdir(exist_ok=True)
-        findings = look_inside(record, collection)
-        figures = _save_figures(_draw(findings, start_umap, say), folder / "figures")
-    found = findings.to_dict() | {"figures": figures}
-    paths = [folder / "analysis.json", folder / "figures", *_write_movement(findings, folder / "movement.html")]
+        inside = look_inside(record, collection)
+        figures = _save_figures(_draw(inside, start_umap, say), folder / "figures")
+    found = inside.to_dict() | {"figures": figures}
     write_whole(folder / "analysis.json", json.dumps(found, indent=1, allow_nan=False))
+    paths, page = [folder / "analysis.json", folder / "figures"], folder / "movement.html"
+    page.unlink(missing_ok=True)  # of an earlier analysis
+    if inside.movements:
+        write_whole(page, render_movement(record.name, inside.movements, choose_colours(inside)))
+        paths.append(page)
     if collection is not None:
         paths.append(collected)
-        if guilds and findings.layers:
-            from some_moe.glass.inspect.guilds import analyze_guilds
-
+        if guilds and inside.layers:
             say("testing the guilds …")
             judged = analyze_guilds(record.path, collection, control=twin)
             supported = [guild["name"] for guild in judged["guilds"] if guild["verdict"] == "supported"]
             found["guilds"] = {"candidates": len(judged["guilds"]), "supported": supported, "level": judged["level"]}
             paths.append(folder / "guilds.json")
-    return _show_analysis(found, tuple(paths))
+    drawn = Analysis(folder=folder, record=found).figures()
+    fold = [Fold(f"{len(drawn)} figures", [Gallery(drawn)])] if drawn else []
+    title, blocks = describe_analysis(found)
+    return Result(title=title, findings=found, paths=tuple(paths), blocks=blocks, notebook=fold)
 
 
 def _draw(findings: "Findings", start_umap: Callable[..., Any] | None, say: Say) -> "Iterator[Drawing]":
@@ -177,30 +186,6 @@ def _save_figures(drawings: "Iterator[Drawing]", folder: Path) -> list[dict[str,
         if old not in kept:
             old.unlink()
     return listed
-
-
-def _write_movement(findings: "Findings", page: Path) -> list[Path]:
-    """The animation, where keys have moved; one of an earlier analysis is removed."""
-    page.unlink(missing_ok=True)
-    if not findings.movements:
-        return []
-    from some_moe.glass.figures import choose_colours
-
-    write_whole(page, render_movement(findings.run.name, findings.movements, choose_colours(findings)))
-    return [page]
-
-
-def _show_collection(meta: dict[str, Any], file: Path) -> Result:
-    title = f"step {meta['step']:,} on {meta['num_tokens']:,} tokens of {meta['split']}: loss {meta['loss']:.4f}"
-    notes = [Notice(note) for note in meta["notes"]]
-    return Result(title=title, findings=meta | {"file": str(file)}, paths=(file,), blocks=notes)
-
-
-def _show_analysis(found: dict[str, Any], paths: tuple[Path, ...]) -> Result:
-    title, blocks = describe_analysis(found)
-    figures = Analysis(folder=paths[0].parent, record=found).figures()
-    fold = [Fold(f"{len(figures)} figures", [Gallery(figures)])] if figures else []
-    return Result(title=title, findings=found, paths=paths, blocks=blocks, notebook=fold)
 
 
 # --- trace --------------------------------------------------------------------------------------------------

@@ -101,17 +101,20 @@ def draw_losses(runs: Sequence[Compared]) -> Drawing:
     axes.set(xlabel="trained tokens", ylabel="loss (nats per token)")
     canvas.show_short_numbers(axes)
     axes.set_xlim(left=0)
-    _leave_out_the_start(axes, train, valid)
+    losses = [loss for _, curve in valid for loss in curve]
+    lowest = min([*losses, *(loss for _, curve in train for loss in curve)], default=0.0)
+    room = max(losses, default=0.0) - lowest
+    if losses and room > 0:  # the ends are to be compared, not the beginnings
+        axes.set_ylim(lowest - 0.08 * room, max(losses) + 0.6 * room)
     for group, (colour, marker) in looks.items():  # for the legend alone
         axes.plot([], [], color=colour, marker=marker, markersize=4.5, label=show_name(group))
     axes.plot([], [], color=INK, linewidth=0.8, alpha=0.6, label="thin: training")
     canvas.add_legend_below(figure, axes, 2)
-    return Drawing(
-        "losses",
-        figure,
+    caption = (
         "Thin lines: loss of single training steps. Marked lines: loss over the validation split, real tokens "
-        "alone. Runs of one experiment with several seeds look alike. The first steps may lie above the frame.",
+        "alone. Runs of one experiment with several seeds look alike. The first steps may lie above the frame."
     )
+    return Drawing("losses", figure, caption)
 
 
 @styled
@@ -160,12 +163,3 @@ def average_neighbours(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarr
         return xs, ys
     parts = np.array_split(np.arange(len(xs)), MOST_POINTS)
     return np.array([xs[part].mean() for part in parts]), np.array([ys[part].mean() for part in parts])
-
-
-def _leave_out_the_start(axes: Axes, train: Sequence[Line], valid: Sequence[Line]) -> None:
-    """End the loss axis a little above the first evaluations: the ends are to be compared, not the beginnings."""
-    losses = [loss for _, curve in valid for loss in curve]
-    lowest = min([*losses, *(loss for _, curve in train for loss in curve)], default=0.0)
-    if losses and max(losses) > lowest:
-        room = max(losses) - lowest
-        axes.set_ylim(lowest - 0.08 * room, max(losses) + 0.6 * room)

@@ -44,12 +44,11 @@ def draw_ranked_usage(layers: Sequence[LayerNumbers]) -> Drawing:
     for label, colour in KINDS.items():
         panels[0].bar(0, 0, color=colour, label=label)  # for the legend alone
     canvas.add_legend_below(figure, panels[0], 3)
-    return Drawing(
-        "usage_ranked",
-        figure,
+    caption = (
         "How many fair shares of a layer's selections each expert has, on a logarithmic scale. The dashed line "
-        "is one fair share. Experts that were never chosen have no bar.",
+        "is one fair share. Experts that were never chosen have no bar."
     )
+    return Drawing("usage_ranked", figure, caption)
 
 
 class DepthPanel(NamedTuple):
@@ -125,18 +124,17 @@ def draw_co_selection(collection: Collection) -> Drawing:
         axes.grid(visible=False)
         axes.spines[:].set_visible(True)
         axes.spines[:].set_color(RULE)
-        numbered = order.tolist() if len(order) <= MOST_NUMBERED_EXPERTS and alone else []
-        axes.set_xticks(range(len(numbered)), map(str, numbered))
-        axes.set_yticks(range(len(numbered)), map(str, numbered))
+        numbered = [str(expert) for expert in order] if len(order) <= MOST_NUMBERED_EXPERTS and alone else []
+        axes.set_xticks(range(len(numbered)), numbered)
+        axes.set_yticks(range(len(numbered)), numbered)
         axes.tick_params(length=0)
         axes.set(ylabel="expert", xlabel="other expert")
         axes.set_title(f"layer {layer}" + (f" ({never} never chosen)" if never else ""))
     bar = figure.colorbar(image, ax=panels, location="bottom", shrink=0.8, aspect=30, pad=0.02)
     bar.set_label("share of the expert's tokens")
     bar.outline.set_visible(False)
-    return Drawing(
-        "co_selection",
-        figure,
+    caption = (
         "Of the tokens that chose the expert of a row, the share that chose the expert of the column too. "
-        "Experts that often work together stand side by side; those never chosen are left out.",
+        "Experts that often work together stand side by side; those never chosen are left out."
     )
+    return Drawing("co_selection", figure, caption)

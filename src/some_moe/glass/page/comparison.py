@@ -160,34 +160,22 @@ def _make_spread_table(compared: Sequence[Compared]) -> Table:
     groups: dict[str, list[Record]] = {}
     for one in compared:
         groups.setdefault(one.group, []).append(one.row)
-    records = [{"group": group, "runs": runs} for group, runs in groups.items() if len(runs) > 1]
-    columns = [
-        text_column("Experiment", "group"),
-        Column("Seeds", lambda record: str(len(record["runs"])), numeric=True),
-        _spread("Test loss", "test_loss", ".4f"),
-        Column("Lowest to highest", _show_extremes, numeric=True),
-        _spread("Val loss", "val_loss", ".4f"),
-        _spread("Perplexity", "perplexity", ".2f"),
-        _spread("Bits per byte", "bits_per_byte", ".4f"),
-        _spread("Gini", "gini", ".3f"),
-    ]
-    return Table.of(columns, records, "Mean ± standard deviation over seeds.")
+    spreads = {"Test loss": ("test_loss", ".4f"), "Val loss": ("val_loss", ".4f"), "Perplexity": ("perplexity", ".2f"),
+               "Bits per byte": ("bits_per_byte", ".4f"), "Gini": ("gini", ".3f")}  # fmt: skip
+    names = ["Experiment", "Seeds", *spreads, "Test loss, lowest to highest"]
+    columns = [Column(name, numeric=name != "Experiment") for name in names]
+    rows = []
+    for group, runs in groups.items():
+        if len(runs) > 1:
+            known = {name: [run[name] for run in runs if run.get(name) is not None] for name, _ in spreads.values()}
+            cells = [_show_spread(known[name], form) for name, form in spreads.values()]
+            losses = known["test_loss"]
+            extremes = show_interval([min(losses), max(losses)] if losses else None, ".4f")
+            rows.append([group, str(len(runs)), *cells, extremes])
+    return Table(columns, rows, "Mean ± standard deviation over seeds.")
 
 
-def _list_known(record: Record, name: str) -> list[float]:
-    return [figures[name] for figures in record["runs"] if figures.get(name) is not None]
-
-
-def _show_extremes(record: Record) -> str:
-    known = _list_known(record, "test_loss")
-    return show_interval([min(known), max(known)] if known else None, ".4f")
-
-
-def _spread(header: str, name: str, form: str) -> Column:
-    def show(record: Record) -> str:
-        known = _list_known(record, name)
-        if len(known) < 2:
-            return format_number(known[0] if known else None, form)
-        return f"{mean(known):{form}} ± {stdev(known):{form}}"
-
-    return Column(header, show, numeric=True)
+def _show_spread(known: Sequence[float], form: str) -> str:
+    if len(known) < 2:
+        return format_number(known[0] if known else None, form)
+    return f"{mean(known):{form}} ± {stdev(known):{form}}"

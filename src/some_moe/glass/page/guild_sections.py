@@ -12,7 +12,6 @@ from some_moe.layout import ABSENT, Column, format_number, number_column, text_c
 SHOWN_SUPPORTED, SHOWN_OTHERS = 12, 4
 SHOWN_WORDS, SHOWN_EXCERPTS = 10, 4
 SUPPORTED = "supported"
-NOT_SOUGHT = "Guilds were not looked for; `some analyze RUN` does it."
 NO_TWIN = (
     "No twin run with keys that never move was given as a control. The random keys above stand in for it within this "
     "model; `some analyze RUN --control TWIN` compares with a trained one."
@@ -26,7 +25,7 @@ HOW_TO_READ = (
 def make_guild_section(found: Record | None) -> Section:
     """The section; a sentence where no guilds were looked for."""
     if found is None:
-        return Section("Guilds", [Notice(NOT_SOUGHT)])
+        return Section("Guilds", [Notice("Guilds were not looked for; `some analyze RUN` does it.")])
     blocks: list[Block] = [Notice(found["stale"])] if found.get("stale") else []
     blocks += [Text(_introduce(found)), *_count_survivors(found), *_show_guilds(found.get("guilds") or [])]
     if found.get("families"):
@@ -47,14 +46,13 @@ def make_guild_section(found: Record | None) -> Section:
 
 def _introduce(found: Record) -> str:
     where = f"{found['num_tokens']:,} tokens of the {found['split']} split" if found.get("num_tokens") else "one split"
-    text = (
+    level = found.get("level")
+    kept = f" The chance that this page calls any false guild supported is kept below {level:.0%}." if level else ""
+    return (
         f"A guild is a group of experts that serves one kind of word. Each candidate was tested on {where}: is the tie "
         "stronger than shuffled labels give, is it stronger than with random keys, and is that kind of word hurt most "
-        "when the group is taken away?"
+        f"when the group is taken away?{kept}"
     )
-    if not found.get("level"):
-        return text
-    return f"{text} The chance that this page calls any false guild supported is kept below {found['level']:.0%}."
 
 
 def _count_survivors(found: Record) -> list[Block]:

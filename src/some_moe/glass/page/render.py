@@ -61,10 +61,7 @@ def render_movement(run_name: str, movements: Sequence[LayerMovement], colours: 
     """The page. movements: at least one layer's; colours: of the experts, by layer."""
     frames = _choose_frames(movements)
     steps = movements[0].steps[frames]
-    data = {
-        "steps": steps.tolist(),
-        "layers": [_describe_layer(movement, frames, colours[movement.layer]) for movement in movements],
-    }
+    layers = [_describe_layer(movement, frames, colours[movement.layer]) for movement in movements]
     script = read_template("movement.js")
     return fill_template(
         "movement.html",
@@ -73,7 +70,7 @@ def render_movement(run_name: str, movements: Sequence[LayerMovement], colours: 
         first_step=f"{steps[0]:,}",
         last_step=f"{steps[-1]:,}",
         style=Markup(read_template("movement.css")),
-        data=data,
+        data={"steps": steps.tolist(), "layers": layers},
         script=Markup(script),
     )
 
