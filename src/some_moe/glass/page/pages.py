@@ -183,6 +183,8 @@ def _show_provenance(run: RunRecord) -> list[Block]:
     commit = str(env.get("commit") or "")
     changed = "+" if len(commit) > 12 and commit.endswith("+") else ""  # it had changes on top
     facts = {
+        "Random seed": run.config.train.seed,
+        "Expert seed": run.config.model.expert_seed,
         "Experiment": run.config.experiment or "not a registered one",
         "Device": found.get("device") or env.get("device"),
         "Commit": commit[:12] + changed,
