@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from some_moe.glass.inspect.movement import LayerMovement
-from some_moe.glass.page import animation
-from some_moe.glass.page.animation import render_movement
+from some_moe.glass.page.render import render_movement
 
 
 def make_movement(num_frames: int = 4, num_experts: int = 3) -> LayerMovement:
@@ -74,7 +73,7 @@ def test_a_still_layer_is_marked() -> None:
 
 
 def test_too_many_points_are_thinned_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(animation, "MOST_POINTS", 60)
+    monkeypatch.setattr("some_moe.glass.page.render.MOST_POINTS", 60)
     data = read_data(render(make_movement(num_frames=101)))
     steps = data["steps"]
     assert isinstance(steps, list)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from some_moe.glass.inspect.movement import LayerMovement
-from some_moe.glass.page.animation import render_movement
+from some_moe.glass.page.render import render_movement
 
 pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")

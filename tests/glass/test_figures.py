@@ -9,9 +9,9 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from some_moe.config import RunConfig
-from some_moe.glass.figures import choose_colours, draw_figures, draw_key_maps
+from some_moe.glass.figures import choose_colours, draw_figures
 from some_moe.glass.figures.canvas import Drawing, shorten
-from some_moe.glass.figures.keys import draw_key_paths, group_neighbours
+from some_moe.glass.figures.keys import draw_key_map, draw_key_paths, group_neighbours
 from some_moe.glass.figures.usage import draw_co_selection, draw_ranked_usage
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.findings import Findings, look_inside
@@ -96,10 +96,14 @@ def make_findings(num_layers: int = NUM_LAYERS, num_experts: int = NUM_EXPERTS) 
     )
 
 
+def draw_map(findings: Findings, method: str) -> Drawing:
+    return draw_key_map(findings.maps[method], findings.layers, choose_colours(findings))
+
+
 def draw_everything(findings: Findings) -> Iterator[Drawing]:
     yield from draw_figures(findings)
     for method in findings.maps:
-        yield draw_key_maps(findings, method)
+        yield draw_map(findings, method)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +113,8 @@ def drawings() -> dict[str, Drawing]:
 
 def test_everything_that_the_findings_allow_is_drawn(drawings: dict[str, Drawing]) -> None:
     assert list(drawings) == [
-        *("loss", "usage_ranked", "usage_histogram", "usage_by_depth", "co_selection", "usage_over_steps"),
-        *("queries_by_depth", "key_paths", "key_drift", "keys_pca", "keys_umap"),
+        *("loss", "usage_ranked", "usage_by_depth", "co_selection", "usage_over_steps"),
+        *("key_paths", "key_drift", "keys_pca", "keys_umap"),
     ]
 
 
@@ -195,7 +199,7 @@ def test_pictures_are_wide_enough_for_print_and_their_text_large_enough_for_a_ph
 
 
 def test_many_layers_stand_in_two_columns_without_numbers() -> None:
-    drawing = draw_key_maps(make_findings(num_layers=6, num_experts=40), "pca")
+    drawing = draw_map(make_findings(num_layers=6, num_experts=40), "pca")
     assert len(drawing.figure.axes) == 6
     assert drawing.figure.axes[1].get_subplotspec().colspan.start == 1  # type: ignore[union-attr]
     assert not drawing.figure.axes[0].texts
@@ -227,7 +231,7 @@ def test_the_note_of_a_map_is_in_its_caption() -> None:
     findings = make_findings(num_experts=4)
     assert findings.collection is not None
     findings.maps["tsne"] = map_keys(list(findings.collection.keys), "tsne")
-    drawing = draw_key_maps(findings, "tsne")
+    drawing = draw_map(findings, "tsne")
     assert drawing.caption.count("t-SNE needs at least 8 keys and this layer has 4: PCA is shown instead.") == 1
     assert drawing.figure.axes[0].get_xlabel() == "PCA 1"
 

@@ -7,7 +7,8 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,22 +16,27 @@ from typing import TYPE_CHECKING, Any
 from some_moe.config import ConfigError
 from some_moe.files import write_whole
 from some_moe.glass import MAX_TOKENS
+from some_moe.glass.inspect import traces
+from some_moe.glass.inspect.collection import Collection
+from some_moe.glass.inspect.projections import FEWEST_KEYS, METHODS, map_keys, umap_in_background
 from some_moe.glass.inspect.runs import RunRecord, read_run
+from some_moe.glass.page.blocks import Figure, Fold, Gallery, Notice, Page, Text, TraceView
+from some_moe.glass.page.comparison import compare, make_comparison
+from some_moe.glass.page.inside import Analysis, describe_analysis, list_missing, read_analysis
+from some_moe.glass.page.markdown import render_markdown
+from some_moe.glass.page.pages import final_figures, make_page
+from some_moe.glass.page.render import render_movement, render_page, render_trace
+from some_moe.glass.results import Result
 
 if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and bad input is refused before
     from some_moe.glass.figures.canvas import Drawing
-    from some_moe.glass.inspect.collection import Collection
     from some_moe.glass.inspect.findings import Findings
-    from some_moe.glass.page.blocks import Figure, Page
-    from some_moe.glass.results import Result
     from some_moe.training.runs import Run
 
     AnyRun = str | Path | Run
 
 DRAWING_LIBRARIES = ("matplotlib", "sklearn", "umap")
-SHOWN_TOKENS = 200  # of a trace in a notebook
 Say = Callable[[str], None]
-Maps = Callable[[], "list[Any]"]
 
 
 def _say_nothing(what: str) -> None:
@@ -49,10 +55,11 @@ def _refuse_absent(libraries: Sequence[str], task: str, cure: str = "") -> None:
         )
 
 
-def _write_page(path: Path, text: str) -> None:
-    """Write a page whole; where that is impossible, say so in one sentence."""
+@contextmanager
+def _refuse_unwritable(path: Path) -> Iterator[None]:
+    """Where a page cannot be written, say so in one sentence."""
     try:
-        write_whole(path, text)
+        yield
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror}); choose another place") from None
 
@@ -71,7 +78,7 @@ def analyze(
     max_tokens: int = MAX_TOKENS,
     checkpoint: str = "best",
     say: Say = _say_nothing,
-) -> "Result":
+) -> Result:
     """Replay a run on its own text, measure its experts, map its keys, judge its guilds; write RUN/analysis/.
 
     run: a run folder, or what `load` gave; finished, killed or still training. collect_only: replay, and draw later;
@@ -86,84 +93,73 @@ def analyze(
         raise ConfigError("collect_only and draw_only exclude each other; give one of them, or neither for both")
     if not collect_only:
         _refuse_absent(DRAWING_LIBRARIES, "drawing", ", or use --collect-only")
-    record = read_run(_find_place(run))
-    if control is not None:
-        read_run(_find_place(control))  # a wrong one is refused now, not after minutes of work
+    record, twin = read_run(_find_place(run)), None if control is None else _find_place(control)
+    if twin is not None:
+        read_run(twin)  # a wrong one is refused now, not after minutes of work
     folder = record.path / "analysis"
-    _refuse_unwritable(folder)
-
-    def replay() -> "Collection":
-        from some_moe.glass.inspect.collect import collect_run
-        from some_moe.training.runs import default_device
-
-        device = default_device()
-        return collect_run(record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=device)
-
-    if collect_only:
-        return _show_collection(replay().meta, folder / "collected.safetensors")
-
-    from some_moe.glass.inspect.findings import look_inside
-    from some_moe.glass.inspect.projections import FEWEST_KEYS, umap_in_background
-
-    with ExitStack() as stack:
-        start_umap = None
-        if record.has_keys and record.config.model.num_experts >= FEWEST_KEYS:
-            start_umap = stack.enter_context(umap_in_background())
-        collection = _find_collection(record, folder, None if draw_only else replay, say)
-        folder.mkdir(exist_ok=True)
-        findings = look_inside(record, collection)
-        figures = _save_figures(_draw(findings, start_umap, say), folder / "figures")
-    found = findings.to_dict() | {"figures": figures}
-    paths = [folder / "analysis.json", folder / "figures", *_write_movement(findings, folder / "movement.html")]
-    write_whole(folder / "analysis.json", json.dumps(found, indent=1, allow_nan=False))
-    if collection is not None:
-        paths.append(folder / "collected.safetensors")
-        if guilds and findings.layers:
-            say("testing the guilds …")
-            found["guilds"] = _judge_guilds(record, collection, None if control is None else _find_place(control))
-            paths.append(folder / "guilds.json")
-    return _show_analysis(found, tuple(paths))
-
-
-def _refuse_unwritable(folder: Path) -> None:
-    """Say so before any work is done; nothing is made here, so that a refused call leaves no trace."""
     place = folder if folder.exists() else folder.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ConfigError(f"{str(folder)!r} cannot be written; make room for it, or analyze a copy of the run")
 
-
-def _find_collection(
-    run: RunRecord, folder: Path, replay: "Callable[[], Collection] | None", say: Say
-) -> "Collection | None":
-    """What was collected before, or is collected now; None where the run has no model to replay."""
-    if replay is None:
-        from some_moe.glass.inspect.collection import Collection
-
-        return Collection.load(folder / "collected.safetensors")
-    if not run.checkpoints or not (run.path / "tokenizer.json").is_file():
-        return None
-    say("replaying the model …")
-    with _leave_a_core_free():
-        return replay()
-
-
-@contextmanager
-def _leave_a_core_free() -> Iterator[None]:
-    """Let torch use one thread less, for UMAP's process needs a core: threads without one wait for each other."""
     import torch
 
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, num_threads - 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
+    from some_moe.glass.inspect.collect import collect_run
+    from some_moe.training.runs import default_device
+
+    replay = partial(
+        collect_run, record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=default_device()
+    )
+    collected = folder / "collected.safetensors"
+    if collect_only:  # nothing is drawn, so that nothing that draws is needed
+        meta = replay().meta
+        title = f"step {meta['step']:,} on {meta['num_tokens']:,} tokens of {meta['split']}: loss {meta['loss']:.4f}"
+        notes, findings = list(map(Notice, meta["notes"])), meta | {"file": str(collected)}
+        return Result(title=title, findings=findings, paths=(collected,), blocks=notes)
+
+    from some_moe.glass.figures import choose_colours
+    from some_moe.glass.inspect.findings import look_inside
+    from some_moe.glass.inspect.guilds import analyze_guilds
+
+    collection = Collection.load(collected) if draw_only else None
+    wants_umap = record.has_keys and record.config.model.num_experts >= FEWEST_KEYS
+    with umap_in_background() if wants_umap else nullcontext() as start_umap:
+        if not draw_only and record.checkpoints and (record.path / "tokenizer.json").is_file():
+            say("replaying the model …")
+            # UMAP's process needs a core: threads without one wait for each other.
+            num_threads = torch.get_num_threads()
+            torch.set_num_threads(max(1, num_threads - 1))
+            try:
+                collection = replay()
+            finally:
+                torch.set_num_threads(num_threads)
+        folder.mkdir(exist_ok=True)
+        inside = look_inside(record, collection)
+        figures = _save_figures(_draw(inside, start_umap, say), folder / "figures")
+    found = inside.to_dict() | {"figures": figures}
+    write_whole(folder / "analysis.json", json.dumps(found, indent=1, allow_nan=False))
+    paths, page = [folder / "analysis.json", folder / "figures"], folder / "movement.html"
+    page.unlink(missing_ok=True)  # of an earlier analysis
+    if inside.movements:
+        write_whole(page, render_movement(record.name, inside.movements, choose_colours(inside)))
+        paths.append(page)
+    if collection is not None:
+        paths.append(collected)
+        if guilds and inside.layers:
+            say("testing the guilds …")
+            judged = analyze_guilds(record.path, collection, control=twin)
+            supported = [guild["name"] for guild in judged["guilds"] if guild["verdict"] == "supported"]
+            found["guilds"] = {"candidates": len(judged["guilds"]), "supported": supported, "level": judged["level"]}
+            paths.append(folder / "guilds.json")
+    drawn = Analysis(folder=folder, record=found).figures()
+    fold = [Fold(f"{len(drawn)} figures", [Gallery(drawn)])] if drawn else []
+    title, blocks = describe_analysis(found)
+    return Result(title=title, findings=found, paths=tuple(paths), blocks=blocks, notebook=fold)
 
 
-def _draw(findings: "Findings", start_umap: Callable[[Sequence[Any]], Maps] | None, say: Say) -> "Iterator[Drawing]":
+def _draw(findings: "Findings", start_umap: Callable[..., Any] | None, say: Say) -> "Iterator[Drawing]":
     """Every figure. The map by UMAP comes last, for UMAP works elsewhere while the others are made."""
-    from some_moe.glass.figures import draw_figures, draw_key_maps
-    from some_moe.glass.inspect.projections import METHODS, map_keys
+    from some_moe.glass.figures import choose_colours, draw_figures
+    from some_moe.glass.figures.keys import draw_key_map
 
     keys = [] if findings.collection is None or not findings.has_keys else list(findings.collection.keys)
     wait = start_umap(keys) if keys and start_umap is not None else lambda: map_keys(keys, "umap")
@@ -175,69 +171,21 @@ def _draw(findings: "Findings", start_umap: Callable[[Sequence[Any]], Maps] | No
     for method in METHODS if keys else ():
         if method == "umap":
             findings.maps[method] = wait()
-        yield draw_key_maps(findings, method)
+        yield draw_key_map(findings.maps[method], findings.layers, choose_colours(findings))
 
 
 def _save_figures(drawings: "Iterator[Drawing]", folder: Path) -> list[dict[str, str]]:
     """Save each figure and list them; figures of an earlier analysis that are no longer drawn are removed."""
     listed, kept = [], set()
     for drawing in drawings:
-        files = dict(zip(("png", "svg"), drawing.save(folder), strict=True))
-        kept |= set(files.values())
+        png, svg = drawing.save(folder)
+        kept |= {png, svg}
         words = {"name": drawing.name, "title": drawing.title, "caption": drawing.caption}
-        listed.append(words | {ending: f"figures/{file.name}" for ending, file in files.items()})
+        listed.append(words | {"png": f"figures/{png.name}", "svg": f"figures/{svg.name}"})
     for old in [*folder.glob("*.png"), *folder.glob("*.svg")]:
         if old not in kept:
             old.unlink()
     return listed
-
-
-def _write_movement(findings: "Findings", page: Path) -> list[Path]:
-    """The animation, where keys have moved; one of an earlier analysis is removed."""
-    page.unlink(missing_ok=True)
-    if not findings.movements:
-        return []
-    from some_moe.glass.figures import choose_colours
-    from some_moe.glass.page.animation import render_movement
-
-    write_whole(page, render_movement(findings.run.name, findings.movements, choose_colours(findings)))
-    return [page]
-
-
-def _judge_guilds(run: RunRecord, collection: "Collection", control: Path | None) -> dict[str, Any]:
-    """Write RUN/analysis/guilds.json, and return it in a few numbers."""
-    from some_moe.glass.inspect.guilds import analyze_guilds
-
-    found = analyze_guilds(run.path, collection, control=control)
-    supported = [guild["name"] for guild in found["guilds"] if guild["verdict"] == "supported"]
-    return {"candidates": len(found["guilds"]), "supported": supported, "level": found["level"]}
-
-
-def _show_collection(meta: dict[str, Any], file: Path) -> "Result":
-    from some_moe.glass.page.blocks import Notice
-    from some_moe.glass.results import Result
-
-    title = f"step {meta['step']:,} on {meta['num_tokens']:,} tokens of {meta['split']}: loss {meta['loss']:.4f}"
-    return Result(
-        title=title,
-        findings=meta | {"file": str(file)},
-        paths=(file,),
-        blocks=[Notice(note) for note in meta["notes"]],
-        text=lambda _width, _style: "\n".join([title, *meta["notes"], str(file)]) + "\n",
-    )
-
-
-def _show_analysis(found: dict[str, Any], paths: tuple[Path, ...]) -> "Result":
-    from some_moe.glass.page.findings_table import describe_pass, format_findings, make_blocks
-    from some_moe.glass.results import Result
-
-    return Result(
-        title=describe_pass(found),
-        findings=found,
-        paths=paths,
-        blocks=make_blocks(found, paths[0].parent),
-        text=lambda width, style: format_findings(found, paths, width=width, style=style),
-    )
 
 
 # --- trace --------------------------------------------------------------------------------------------------
@@ -250,32 +198,23 @@ def trace(
     layers: Sequence[int] | None = None,
     checkpoint: str = "best",
     html: str | Path | None = None,
-) -> "Result":
+) -> Result:
     """Let a run read `text` once, and record which experts each token uses. Keys stay still.
 
     run: a run folder, of which `checkpoint` (best, last or step-N) is opened, or what `load` gave. layers: these SoME
     layers only. html: where a page goes that can be explored; without it nothing is written.
     """
-    from some_moe.glass.inspect import traces
-    from some_moe.glass.page.trace_text import describe_trace, format_trace, make_trace_table
-    from some_moe.glass.results import Result
     from some_moe.training.runs import load
 
     loaded = load(run, checkpoint=checkpoint) if isinstance(run, str | Path) else run
     found = traces.trace(loaded, text, layers)
     paths = () if html is None else (Path(html),)
     for path in paths:
-        from some_moe.glass.page.render import render_trace
-
-        _write_page(path, render_trace(found))
-    as_page = "".join(f"\nas a page: {path}\n" for path in paths)
-    return Result(
-        title=describe_trace(found),
-        findings=found.to_dict(),
-        paths=paths,
-        blocks=[make_trace_table(found, SHOWN_TOKENS)],
-        text=lambda width, style: format_trace(found, width=width, style=style) + as_page,
-    )
+        with _refuse_unwritable(path):
+            write_whole(path, render_trace(found))
+    loss = "" if found.loss is None else f", loss {found.loss:.4f} nats per token"
+    title = f"{found.run}, step {found.step:,}: {len(found.tokens)} tokens{loss}"
+    return Result(title=title, findings=found.to_dict(), paths=paths, blocks=[TraceView(found)])
 
 
 # --- report -------------------------------------------------------------------------------------------------
@@ -287,7 +226,7 @@ def report(
     out: str | Path | None = None,
     analyze: bool = True,
     say: Say = _say_nothing,
-) -> "Result":
+) -> Result:
     """Write a run as one page (RUN/report.html and report.md), or several as a comparison (./report.html).
 
     runs: one or several, each a run folder or what `load` gave. out: another place for the page, a name that ends in
@@ -299,107 +238,77 @@ def report(
     if out is not None and not str(out).endswith(".html"):
         raise ConfigError(f"{str(out)!r} is not a page; give a name that ends in .html")
     _refuse_absent(["matplotlib"], "a report")
-    places = [
-        _find_place(run) for run in (runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs])
-    ]
+    several = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    places = [_find_place(run) for run in several]
     if not places:
         raise ConfigError("no run is given; name at least one to report on")
-    _refuse_repeated(places)
+    resolved = [place.resolve() for place in places]
+    for place in places:
+        if resolved.count(place.resolve()) > 1:
+            raise ConfigError(f"{str(place)!r} is given twice; name each run once")
     records = [read_run(place) for place in places]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a name in letters that the figures' font lacks
         if len(records) > 1:
             return _report_several(records, Path(out or "report.html"))
-        place = Path(out or records[0].path / "report.html")
-        return _report_one(records[0], place, may_analyze=analyze, say=say)
+        failure = _renew_analysis(records[0], say) if analyze else []
+        return _report_one(records[0], Path(out or records[0].path / "report.html"), failure)
 
 
-def _refuse_repeated(places: Sequence[Path]) -> None:
-    seen: set[Path] = set()
-    for place in places:
-        if place.resolve() in seen:
-            raise ConfigError(f"{str(place)!r} is given twice; name each run once")
-        seen.add(place.resolve())
-
-
-def _report_one(run: RunRecord, out: Path, *, may_analyze: bool, say: Say) -> "Result":
-    """One run's page; first the analysis, where it is missing or old."""
-    from some_moe.glass.page.inside import list_missing, make_inside, read_analysis
-    from some_moe.glass.page.pages import final_figures, make_page
-
-    failure = _try_analysis(run, say) if may_analyze and _needs_analysis(run) else None
-    analysis = read_analysis(run.path)
-    missing = list_missing(run, analysis)
-    if failure is not None:
-        missing.append(f"The analysis could not be made: {failure}.")
-    curve = analysis.figure("loss")
-    if curve is None and (run.steps or run.evaluations):
-        from some_moe.glass.figures.curves import draw_loss
-
-        curve = _save_drawing(draw_loss(run), out)
-    page = make_page(run, curve, make_inside(run, analysis), missing)
-    return _write_both(page, out, {run.name: final_figures(run)}, [*run.missing, *missing])
-
-
-def _needs_analysis(run: RunRecord) -> bool:
-    """Whether RUN/analysis is missing or older than the newest checkpoint. A run without one has nothing to replay."""
-    if not run.checkpoints:
-        return False
+def _renew_analysis(run: RunRecord, say: Say) -> list[str]:
+    """Analyse the run if that was not done since its newest checkpoint; return why it was not possible, if so."""
+    if not run.checkpoints:  # there is nothing to replay
+        return []
     found = run.path / "analysis" / "analysis.json"
     newest = run.path / "checkpoints" / f"step-{run.checkpoints[-1]}" / "state.json"
-    return not found.is_file() or found.stat().st_mtime < newest.stat().st_mtime
-
-
-def _try_analysis(run: RunRecord, say: Say) -> str | None:
-    """Analyse the run; return why it was not possible, if so."""
+    if found.is_file() and found.stat().st_mtime >= newest.stat().st_mtime:
+        return []
     say(f"analysing {run.path} first")
     _refuse_absent(DRAWING_LIBRARIES, "drawing", ", or use --no-analyze")
     try:
         analyze(run.path, say=say)
     except ConfigError as error:  # its data may have gone: the report then shows what the folder itself holds
-        return str(error)
-    return None
+        return [f"The analysis could not be made: {error}."]
+    return []
 
 
-def _report_several(runs: Sequence[RunRecord], out: Path) -> "Result":
-    """A comparison."""
-    from some_moe.glass.figures.series import draw_losses, draw_sizes
-    from some_moe.glass.page.comparison import compare, make_comparison
+def _report_one(run: RunRecord, out: Path, failure: list[str]) -> Result:
+    from some_moe.glass.figures.curves import draw_loss
+
+    analysis = read_analysis(run.path)
+    missing = list_missing(run, analysis) + failure
+    curves = analysis.figures("loss")
+    if not curves and (run.steps or run.evaluations):
+        curves = [_save_drawing(draw_loss(run), out)]
+    return _write_both(make_page(run, analysis, curves, missing), out, {run.name: final_figures(run)}, missing)
+
+
+def _report_several(runs: Sequence[RunRecord], out: Path) -> Result:
+    from some_moe.glass.figures.curves import draw_losses, draw_sizes
 
     compared = compare(runs)
     drawings = [draw_losses(compared), draw_sizes(compared)]
     figures = [_save_drawing(drawing, out) for drawing in drawings if drawing is not None]
     missing = [f"{one.label}: {sentence}" for one in compared for sentence in one.run.missing]
-    page = make_comparison(compared, figures)
-    return _write_both(page, out, {one.label: one.figures for one in compared}, missing)
+    return _write_both(make_comparison(compared, figures), out, {one.label: one.figures for one in compared}, missing)
 
 
-def _save_drawing(drawing: "Drawing", out: Path) -> "Figure":
+def _save_drawing(drawing: "Drawing", out: Path) -> Figure:
     """Save a figure beside the page, in PAGE-figures/, and return it as a part of the page."""
-    from some_moe.glass.page.blocks import Figure
-
-    try:
-        png = drawing.save(out.with_name(f"{out.stem}-figures"))[0]
-    except OSError as error:
-        raise ConfigError(f"{str(out)!r} cannot be written ({error.strerror}); choose another place") from None
-    return Figure(png, drawing.title, drawing.caption)
+    with _refuse_unwritable(out):
+        return Figure(drawing.save(out.with_name(f"{out.stem}-figures"))[0], drawing.title, drawing.caption)
 
 
-def _write_both(page: "Page", out: Path, figures: dict[str, Any], missing: list[str]) -> "Result":
+def _write_both(page: Page, out: Path, figures: dict[str, Any], missing: list[str]) -> Result:
     """Write the page and its Markdown twin."""
-    from some_moe.glass.page.blocks import Text
-    from some_moe.glass.page.markdown import render_markdown
-    from some_moe.glass.page.render import render_page
-    from some_moe.glass.results import Result
-
-    html, twin = render_page(page), out.with_suffix(".md")
-    _write_page(out, html)
-    _write_page(twin, render_markdown(page, out.parent))
-    line = f"{out} ({len(html.encode()) / 1e6:.1f} MB), and {twin}\n"
+    paths = (out, out.with_suffix(".md"))
+    with _refuse_unwritable(out):
+        write_whole(paths[0], render_page(page))
+        write_whole(paths[1], render_markdown(page, out.parent))
     return Result(
         title=f"{page.kicker}: {page.title}",
         findings={"runs": figures, "missing": missing},
-        paths=(out, twin),
-        blocks=[Text(page.summary), *page.sections[0].blocks],
-        text=lambda _width, _style: line,
+        paths=paths,
+        blocks=[Text(page.summary)],
+        notebook=page.sections[0].blocks,
     )

@@ -3,11 +3,10 @@
 Figures are five inches wide with ten-point text, so that they can still be read at the width of a phone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -23,37 +22,17 @@ INK, SOFT, RULE = "#1c1f26", "#565d6b", "#e4e1da"
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#9aa0ab"
 LONG_SIDE_COLUMNS = 4  # up to so many panels stand in one column, where there is room for numbers
 
-STYLE: Any = {  # matplotlib types its names one by one
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
-    "text.color": INK,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 10,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": SOFT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.7,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "figure.titlesize": 12,
-    "figure.titleweight": "bold",
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
-    "svg.hashsalt": "some-moe",
-}
+STYLE: Any = {  # matplotlib types its names one by one; text stays text in SVG: it can be searched and read aloud
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 10, "text.color": INK,
+    "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.labelsize": 10, "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT, "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": RULE, "grid.linewidth": 0.7,
+    "xtick.color": SOFT, "ytick.color": SOFT, "xtick.labelsize": 9, "ytick.labelsize": 9,
+    "legend.fontsize": 9, "legend.frameon": False, "lines.linewidth": 1.6,
+    "figure.titlesize": 12, "figure.titleweight": "bold", "figure.facecolor": "white",
+    "savefig.facecolor": "white", "svg.fonttype": "none", "svg.hashsalt": "some-moe",
+}  # fmt: skip
+styled = mpl.rc_context(STYLE)  # draw in the common look, without touching matplotlib's settings for anybody else
 
 
 @dataclass(frozen=True)
@@ -81,21 +60,6 @@ class Drawing:
         return [png, svg]
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Draw in the common look, without touching matplotlib's settings for anybody else."""
-
-    @wraps(draw)
-    def drawing(*args: P.args, **kwargs: P.kwargs) -> R:
-        with mpl.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return drawing
-
-
 def make_panels(
     num: int, title: str, *, height: float, columns: int = 1, share_x: bool = False, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
@@ -114,8 +78,17 @@ def make_panels(
     return figure, axes[:num]
 
 
-def choose_columns(num: int) -> int:
-    return 1 if num <= LONG_SIDE_COLUMNS else 2
+def make_layer_panels(
+    num: int, title: str, *, height: float, small: float, share_y: bool = False
+) -> tuple[Figure, list[Axes], bool]:
+    """A panel a layer, `height` inches high; of many layers two stand in a row, `small` inches high.
+
+    The last value says whether each has its row alone, and with it room for numbers.
+    """
+    alone = num <= LONG_SIDE_COLUMNS
+    columns = 1 if alone else 2
+    figure, panels = make_panels(num, title, height=height if alone else small, columns=columns, share_y=share_y)
+    return figure, panels, alone
 
 
 def layer_colours(num: int) -> list[str]:
@@ -133,12 +106,6 @@ def rank_colours(values: np.ndarray) -> list[str]:
     """A colour an expert, by its rank among the values (E,)."""
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
     return spectrum(ranks / max(1, len(ranks) - 1))
-
-
-def show_whole_numbers(axes: Axes, layers: Sequence[int]) -> None:
-    """An axis of layers, or of the like: no halves."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
-    axes.set_xlim(min(layers) - 0.4, max(layers) + 0.4)
 
 
 def show_short_numbers(axes: Axes) -> None:

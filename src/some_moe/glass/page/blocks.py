@@ -1,12 +1,15 @@
-"""What a page is made of. A page is built once, from these parts, and written twice: as HTML and as Markdown."""
+"""What a page is made of. It is built once, from these parts, and written as HTML, as Markdown and for a terminal."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from some_moe.glass.inspect.traces import Trace
-from some_moe.layout import Column
+from some_moe.layout import ABSENT, Column, make_table
+
+Record = dict[str, Any]
 
 
 class Block:
@@ -25,15 +28,22 @@ class Text(Block):
     text: str
 
 
-@dataclass(frozen=True)
-class Notice(Block):
+class Notice(Text):
     """A sentence that stands out: something is missing, or must be read with care."""
 
-    text: str
+
+class Code(Text):
+    """Text to be shown letter by letter."""
 
 
 @dataclass(frozen=True)
-class Number:
+class Story(Text):
+    """A text that a model wrote, or read."""
+
+    note: str = ""
+
+
+class Number(NamedTuple):
     """One headline figure."""
 
     label: str
@@ -55,6 +65,11 @@ class Table(Block):
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], records: Sequence[Record], caption: str = "") -> "Table":
+        """A row a record; columns that no record fills are left out."""
+        return cls(*make_table(columns, records, silence=ABSENT), caption)
 
 
 @dataclass(frozen=True)
@@ -90,29 +105,13 @@ class Frame(Block):
 
 
 @dataclass(frozen=True)
-class Story(Block):
-    """A text that a model wrote, or read."""
-
-    text: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Code(Block):
-    """Text to be shown letter by letter."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class TraceView(Block):
     """A trace that can be explored; a table of its first tokens where nothing can move."""
 
     trace: Trace
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """One guild: what it is said to be, the evidence, and what the evidence is worth."""
 
     title: str
@@ -141,8 +140,7 @@ class Fold(Block):
     blocks: Sequence[Block]
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """One heading and what stands under it."""
 
     title: str
@@ -153,8 +151,7 @@ class Section:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """A whole page."""
 
     title: str

@@ -7,19 +7,18 @@ from pathlib import Path
 from urllib.parse import quote
 
 from some_moe.glass.page import blocks
-from some_moe.glass.page.trace_text import make_trace_table
+from some_moe.glass.page.terminal import make_trace_table
 from some_moe.layout import Column
 
 TRACED_TOKENS = 25
+NUMBER_COLUMNS = (Column("figure"), Column("value", numeric=True), Column("note"))
 
 
 def render_markdown(page: blocks.Page, folder: Path) -> str:
     """The page as Markdown for a file in `folder`, from which the paths of its figures count."""
     parts = [f"# {plain(page.title)}", plain(page.kicker), sentence(page.summary)]
     for section in page.sections:
-        parts.append(f"## {plain(section.title)}")
-        for block in section.blocks:
-            parts += _write(block, folder)
+        parts += [f"## {plain(section.title)}", *_write_all(section.blocks, folder)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -42,46 +41,47 @@ def _keep_ends(text: str) -> str:
     return (" " if text[:1] == " " else "") + plain(text) + (" " if text[-1:] == " " and text.strip() else "")
 
 
+def _write_all(several: Sequence[blocks.Block], folder: Path) -> list[str]:
+    return [part for block in several for part in _write(block, folder)]
+
+
 def _write(block: blocks.Block, folder: Path) -> list[str]:
-    if isinstance(block, blocks.Text):
-        return [sentence(block.text)]
-    if isinstance(block, blocks.Notice):
-        return ["> " + sentence(block.text)]
-    if isinstance(block, blocks.Numbers):
-        columns = (Column("figure"), Column("value", numeric=True), Column("note"))
-        return _write_table(blocks.Table(columns, [(n.label, n.value, n.note) for n in block.items]))
-    if isinstance(block, blocks.Table):
-        return _write_table(block)
-    if isinstance(block, blocks.Facts):
-        title = [f"### {plain(block.title)}"] if block.title else []
-        return [*title, "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in block.pairs)]
-    if isinstance(block, blocks.Figure):
-        return [f"![{plain(block.alt)}]({_link(block.file, folder)})", sentence(block.caption)]
-    if isinstance(block, blocks.Gallery):
-        return [part for figure in block.figures for part in _write(figure, folder)]
-    if isinstance(block, blocks.Frame):
-        return [f"[{plain(block.title)}]({_link(block.file, folder)})"]
-    if isinstance(block, blocks.Story):
-        quoted = "\n".join(f"> {plain(line)}" for line in block.text.splitlines() or [""])
-        return [quoted, f"— {plain(block.note)}" if block.note else ""]
-    if isinstance(block, blocks.Code):
-        fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", block.text)), default=0))
-        return [f"{fence}\n{block.text.rstrip()}\n{fence}"]
-    if isinstance(block, blocks.TraceView):
-        return _write_table(make_trace_table(block.trace, TRACED_TOKENS))
-    if isinstance(block, blocks.Cards):
-        return [part for card in block.items for part in _write_card(card)]
-    assert isinstance(block, blocks.Fold)
-    return [f"### {plain(block.summary)}", *(part for inner in block.blocks for part in _write(inner, folder))]
+    match block:
+        case blocks.Notice(text):
+            return ["> " + sentence(text)]
+        case blocks.Code(text):
+            fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+            return [f"{fence}\n{text.rstrip()}\n{fence}"]
+        case blocks.Story(text, note):
+            quoted = "\n".join(f"> {plain(line)}" for line in text.splitlines() or [""])
+            return [quoted, f"— {plain(note)}" if note else ""]
+        case blocks.Text(text):
+            return [sentence(text)]
+        case blocks.Numbers(items):
+            return [write_rows(NUMBER_COLUMNS, items)]
+        case blocks.Table(columns, rows, caption):
+            return [sentence(caption), write_rows(columns, rows)]
+        case blocks.Facts(pairs, title):
+            facts = "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in pairs)
+            return [f"### {plain(title)}" if title else "", facts]
+        case blocks.Figure(file, alt, caption):
+            return [f"![{plain(alt)}]({_link(file, folder)})", sentence(caption)]
+        case blocks.Gallery(figures):
+            return _write_all(figures, folder)
+        case blocks.Frame(file, title):
+            return [f"[{plain(title)}]({_link(file, folder)})"]
+        case blocks.TraceView(trace):
+            return _write(make_trace_table(trace, TRACED_TOKENS), folder)
+        case blocks.Cards(cards):
+            return [part for card in cards for part in _write_card(card, folder)]
+        case blocks.Fold(summary, inner):
+            return [f"### {plain(summary)}", *_write_all(inner, folder)]
+    raise AssertionError(block)
 
 
 def _link(file: Path, folder: Path) -> str:
     """The way from a folder to a file, as a link that no character of it can end."""
     return quote(os.path.relpath(file, folder).replace(os.sep, "/"))
-
-
-def _write_table(table: blocks.Table) -> list[str]:
-    return [sentence(table.caption), write_rows(table.columns, table.rows)]
 
 
 def write_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, name: Callable[[str], str] = plain) -> str:
@@ -92,11 +92,10 @@ def write_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, name
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _write_card(card: blocks.Card) -> list[str]:
+def _write_card(card: blocks.Card, folder: Path) -> list[str]:
     experts = ", ".join(map(str, card.experts))
     parts = [f"### {plain(card.title)}: {plain(card.verdict)}", f"{plain(card.subtitle)}; experts {experts}."]
-    parts.append(sentence(card.reason))
-    parts += _write_table(card.evidence)
+    parts += [sentence(card.reason), *_write(card.evidence, folder)]
     if card.words:
         parts.append("Words: " + ", ".join(f"{plain(text)} ({count})" for text, count in card.words))
     if card.excerpts:

@@ -4,18 +4,21 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from some_moe.glass.inspect.movement import LayerMovement
 from some_moe.glass.inspect.traces import Trace
 from some_moe.glass.page.blocks import Block, Frame, Page, Section, TraceView
-from some_moe.glass.page.trace_text import expert_hue
+from some_moe.glass.page.terminal import expert_hue
 
+MOST_POINTS = 150_000  # of all layers and snapshots of an animation together: a page of a few megabytes
 MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
@@ -26,56 +29,82 @@ def render_page(page: Page) -> str:
     hashes = [hash_script(script) for script in scripts]
     for block in blocks:
         if isinstance(block, Frame):  # a page within a page runs only what both allow
-            hashes += re.findall(r"'(sha256-[A-Za-z0-9+/=]+)'", read_text(block.file))
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            page=page,
-            style=Markup(read_template("page.css")),
-            scripts=[Markup(script) for script in scripts],
-            policy=security_policy(hashes),
-        )
-    )
+            hashes += re.findall(r"'(sha256-[A-Za-z0-9+/=]+)'", block.file.read_text(encoding="utf-8"))
+    styles, programs = Markup(read_template("page.css")), [Markup(script) for script in scripts]
+    return fill_template("page.html", page=page, style=styles, scripts=programs, policy=security_policy(hashes))
 
 
 def render_fragment(title: str, blocks: Sequence[Block]) -> str:
     """Some parts under a title, as HTML that can stand within a notebook: it has no script and no style."""
-    return _environment().get_template("fragment.html").render(title=title, blocks=blocks)
+    return fill_template("fragment.html", title=title, blocks=blocks)
 
 
 def render_trace(trace: Trace) -> str:
     """A page with one trace."""
     loss = "" if trace.loss is None else f" Its mean loss is {trace.loss:.3f} nats per token."
-    return render_page(
-        Page(
-            title="The path of every token",
-            kicker=f"Trace · {trace.run}, step {trace.step:,}",
-            summary=f"{len(trace.tokens)} tokens, each with the {trace.top_k} of {trace.num_experts} experts that "
-            f"ran for it in {_count(len(trace.layers), 'layer')}.{loss}",
-            sections=[Section("Trace", [TraceView(trace)])],
-        )
-    )
+    layers = f"{len(trace.layers)} layer" + ("" if len(trace.layers) == 1 else "s")
+    summary = f"{len(trace.tokens)} tokens, each with the {trace.top_k} of {trace.num_experts} experts that ran for it "
+    kicker = f"Trace · {trace.run}, step {trace.step:,}"
+    sections = [Section("Trace", [TraceView(trace)])]
+    return render_page(Page("The path of every token", kicker, f"{summary}in {layers}.{loss}", sections))
 
 
 def trace_data(trace: Trace) -> dict[str, Any]:
-    """What the page's script needs of a trace, as short as it can be."""
+    """What the page's script needs of a trace."""
+    return trace.to_dict() | {"hues": [expert_hue(expert) for expert in range(trace.num_experts)]}
+
+
+# --- the keys in movement -----------------------------------------------------------------------------------
+
+
+def render_movement(run_name: str, movements: Sequence[LayerMovement], colours: Mapping[int, Sequence[str]]) -> str:
+    """The page. movements: at least one layer's; colours: of the experts, by layer."""
+    frames = _choose_frames(movements)
+    steps = movements[0].steps[frames]
+    layers = [_describe_layer(movement, frames, colours[movement.layer]) for movement in movements]
+    script = read_template("movement.js")
+    return fill_template(
+        "movement.html",
+        policy=Markup(security_policy([hash_script(script)])),
+        run=run_name,
+        first_step=f"{steps[0]:,}",
+        last_step=f"{steps[-1]:,}",
+        style=Markup(read_template("movement.css")),
+        data={"steps": steps.tolist(), "layers": layers},
+        script=Markup(script),
+    )
+
+
+def _choose_frames(movements: Sequence[LayerMovement]) -> np.ndarray:
+    """The snapshots to show: all, or evenly chosen ones where there would be too many points."""
+    num_frames = len(movements[0].steps)
+    points_a_frame = sum(movement.paths.shape[1] for movement in movements)
+    most = max(2, MOST_POINTS // points_a_frame)
+    return np.unique(np.linspace(0, num_frames - 1, min(num_frames, most)).round().astype(int))
+
+
+def _describe_layer(movement: LayerMovement, frames: np.ndarray, hues: Sequence[str]) -> dict[str, Any]:
+    """One layer for the page's script. A path's coordinates are whole numbers within width × height."""
+    paths = movement.paths[frames]
+    low = paths.min((0, 1))
+    span = np.ptp(paths.reshape(-1, 2), axis=0)
+    unit = max(float(span.max()), 1e-9) / 1000
+    first, second = 100 * movement.variance
     return {
-        "layers": list(trace.layers),
-        "hues": [expert_hue(expert) for expert in range(trace.num_experts)],
-        "tokens": [
-            {
-                "text": token.text,
-                "experts": token.experts,
-                "gates": token.gates,
-                "nats": None if token.next_nats is None else round(token.next_nats, 4),
-                "share": None if token.next_probability is None else round(token.next_probability, 6),
-                "guess": token.guess,
-                "guessShare": None if token.guess_probability is None else round(token.guess_probability, 6),
-            }
-            for token in trace.tokens
-        ],
+        "layer": movement.layer,
+        "hues": list(hues),
+        "paths": ((paths - low) / unit).round().astype(int).reshape(len(frames), -1).tolist(),
+        "width": max(1, round(float(span[0]) / unit)),
+        "height": max(1, round(float(span[1]) / unit)),
+        "usage": movement.usage[frames].astype(float).round(3).tolist(),
+        "distance": movement.distance[frames].round(3).tolist(),
+        "still": not movement.distance.any(),
+        "xLabel": f"axis 1 ({first:.0f} % of variance)",
+        "yLabel": f"axis 2 ({second:.0f} %)",
     }
+
+
+# --- parts of pages -----------------------------------------------------------------------------------------
 
 
 def hash_script(script: str) -> str:
@@ -86,10 +115,6 @@ def security_policy(hashes: list[str]) -> str:
     """No request to anywhere, and no script but the page's own, which are known by their hashes."""
     allowed = " ".join(f"'{digest}'" for digest in hashes) or "'none'"
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}"
-
-
-def read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
 
 
 def embed_image(path: Path) -> str:
@@ -110,8 +135,8 @@ def to_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def fill_template(name: str, **values: Any) -> str:
+    return _environment().get_template(name).render(**values)
 
 
 @cache
@@ -125,7 +150,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "code": mark_code, "json": to_json, "image": embed_image, "hue": expert_hue, "trace_data": trace_data,
-        "contents": read_text,
+        "contents": lambda path: path.read_text(encoding="utf-8"),
     }  # fmt: skip
     return environment
 

@@ -116,14 +116,14 @@
     function describeNext(number) {
       const token = tokens[number];
       const line = make("p");
-      if (token.share === null) line.append("The text ends here.");
+      if (token.next_probability === null) line.append("The text ends here.");
       else {
         line.append("Next is ");
         line.append(number + 1 < tokens.length ? make("q", "", tokens[number + 1].text.trim() || "␣") : "the rest of the story");
-        line.append(`, foreseen with ${percent(token.share)} (${token.nats.toFixed(2)} nats).`);
+        line.append(`, foreseen with ${percent(token.next_probability)} (${token.next_nats.toFixed(2)} nats).`);
       }
       if (token.guess !== null) {
-        line.append(" Likeliest: ", make("q", "", token.guess.trim() || "␣"), `, ${percent(token.guessShare)}.`);
+        line.append(" Likeliest: ", make("q", "", token.guess.trim() || "␣"), `, ${percent(token.guess_probability)}.`);
       }
       return line;
     }
