@@ -108,7 +108,7 @@ def fit_head(model: SomeLM, probe: Probe, targets: np.ndarray) -> None:
     seen: list[torch.Tensor] = []
     handle = model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     tokens = probe.batch.inputs
-    model(tokens, TokenInfo.of(tokens.shape, tokens.device, counted=probe.batch.real))
+    model(tokens, TokenInfo.of(tokens.shape, tokens.device, counted=probe.batch.real, ids=tokens))
     handle.remove()
     x, y = seen[0][probe.batch.real].double(), torch.from_numpy(targets)
     counts, mean = torch.bincount(y, minlength=MODEL.vocab_size), x.mean(0)
@@ -134,6 +134,12 @@ def make_run(seed: int, *, planted: bool, num_stories: int = 12, **changes: obje
     fit_head(model, make_probe(tokens, targets, story), targets)
     run = Run(Path("small"), config, make_tokenizer(), model, 0)
     return run, collect(run, rows, split="valid")
+
+
+def change_run(run: Run, **parts: Any) -> Run:
+    """The run with other parts."""
+    known = {name: getattr(run, name) for name in ("path", "config", "tokenizer", "model", "step")}
+    return Run(**(known | parts))
 
 
 def save_run(run: Run, folder: Path) -> Path:
@@ -274,7 +280,7 @@ def test_a_control_with_another_tokenizer_is_refused(
 ) -> None:
     run, _ = make_run(0, planted=False)
     tokenizer = Tokenizer.train(["other text"], 300)
-    other = save_run(replace(run, tokenizer=tokenizer), tmp_path / "control")
+    other = save_run(change_run(run, tokenizer=tokenizer), tmp_path / "control")
     with pytest.raises(ConfigError, match="another tokenizer"):
         analyze_guilds(planted[0], planted[1], control=other, effort=LITTLE)
 
@@ -289,8 +295,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     moved = replace(collection, experts=(collection.experts + 1) % MODEL.num_experts)
     with pytest.raises(ConfigError, match="does not fit the model"):
         analyze_guilds(folder, moved, effort=LITTLE)
-    dense = replace(run, config=run.config.override({"model.ffn": "dense", "model.dense_width": 8}))
-    dense = replace(dense, model=SomeLM(dense.config.model))
+    config = run.config.override({"model.ffn": "dense", "model.dense_width": 8})
+    dense = change_run(run, config=config, model=SomeLM(config.model))
     with pytest.raises(ConfigError, match="has no SoME layer"):
         analyze_guilds(save_run(dense, tmp_path / "dense"), collection)
     with pytest.raises(ConfigError, match="has no SoME layer"):
@@ -313,7 +319,7 @@ def test_every_kind_of_router_is_analysed(changes: dict[str, object]) -> None:
 
 def test_text_without_tags_is_sorted_by_form() -> None:
     run, collection = make_run(3, planted=False, num_stories=4)
-    run = replace(run, config=run.config.override({"data.source": "somewhere.txt"}))
+    run = change_run(run, config=run.config.override({"data.source": "somewhere.txt"}))
     report = Study(run, collection, LEVEL, 0, LITTLE).report()
     assert [family["family"] for family in report["families"]] == ["form", "identity", "frequency"]
 
