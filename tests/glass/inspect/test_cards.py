@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from some_moe.glass.inspect.cards import Case, count_passed
-from some_moe.glass.inspect.evidence import Candidate
+from some_moe.glass.inspect.labels import Family
 
 SHARE = 0.003
 KNOCKOUT = {
@@ -19,9 +20,10 @@ KNOCKOUT = {
 
 
 def make_case(knockout: dict[str, Any] | None = KNOCKOUT, **changes: Any) -> Case:
-    candidate = Candidate(family=0, label=1, layer=2, experts=(4, 9), npmi=0.4, q_value=0.002)
+    family = Family(name="role", classes=("place", "hero"), labels=np.array([0, 1]))
     known: dict[str, Any] = {"p_association": 0.002, "p_keys": 0.001, "own_bits": 0.3, "random_bits": [0.1, 0.12]}
-    return Case(candidate=candidate, family="role", class_name="hero", knockout=knockout, **(known | changes))
+    known |= {"layer": 2, "experts": (4, 9), "npmi": 0.4, "q_value": 0.002}
+    return Case(family=family, label=1, knockout=knockout, **(known | changes))
 
 
 def test_a_case_that_passes_every_test_is_supported() -> None:

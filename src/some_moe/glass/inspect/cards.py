@@ -8,50 +8,57 @@ from typing import Any
 import numpy as np
 
 from some_moe.data.tokenizer import Tokenizer
-from some_moe.glass.inspect.evidence import Candidate
+from some_moe.glass.inspect.association import normalized_pmi
+from some_moe.glass.inspect.evidence import Measured, rate_enrichment
+from some_moe.glass.inspect.labels import Family
 
 NUM_WORDS, NUM_CONTEXTS, CONTEXT_TOKENS = 8, 4, 8
-SUPPORTED, NOT_SUPPORTED = "supported", "not supported"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Case:
-    """A candidate with everything that is known for and against it."""
+    """A guild that is to be judged, with everything that is known for and against it."""
 
-    candidate: Candidate
-    family: str
-    class_name: str
+    family: Family
+    label: int  # place of the class among the family's
+    layer: int
+    experts: tuple[int, ...]  # the most enriched first
+    npmi: float  # highest among its experts
+    q_value: float  # largest among its experts
     p_association: float  # corrected for all layers and families
     p_keys: float | None  # corrected for all layers and classes; None where there are no keys
     own_bits: float | None  # what the layer tells about the class, and what it tells under random keys
     random_bits: list[float]
     knockout: dict[str, Any] | None = None  # None where it was not tried
 
+    @property
+    def class_name(self) -> str:
+        return self.family.classes[self.label]
+
     def judge(self, share: float) -> tuple[str, str]:
         """The verdict, with its reason in one sentence. share: the level of each test."""
         failure = self.failure_before_knock_out(share) or self.failure_of_knock_out(share)
         if failure:
-            return NOT_SUPPORTED, failure
+            return "not supported", failure
         assert self.knockout is not None
-        return SUPPORTED, (
+        return "supported", (
             f"Its experts stand out beyond chance and beyond random keys, and without them {self.class_name} tokens "
             f"lose {self.knockout['class_change']:.3f} nats, other tokens {self.knockout['other_change']:.3f}."
         )
 
     def failure_before_knock_out(self, share: float) -> str | None:
         """Why the candidate fails before any expert is taken away; None where it does not."""
-        layer = self.candidate.layer
         if self.p_association > share:
             return (
-                f"Shuffled labels may share as much: layer {layer} and {self.family} have "
+                f"Shuffled labels may share as much: layer {self.layer} and {self.family.name} have "
                 f"{_compare(self.p_association, share)}."
             )
         if self.p_keys is None or self.own_bits is None:
             return "The router has no keys, so neither random keys nor a knock-out can be tried."
         if self.p_keys > share:
             return (
-                f"Random keys may do as well: layer {layer} tells {self.own_bits:.4f} bits about {self.class_name}, "
-                f"with random keys {np.mean(self.random_bits):.4f} ({_compare(self.p_keys, share)})."
+                f"Random keys may do as well: layer {self.layer} tells {self.own_bits:.4f} bits about "
+                f"{self.class_name}, with random keys {np.mean(self.random_bits):.4f} ({_compare(self.p_keys, share)})."
             )
         return None
 
@@ -80,19 +87,46 @@ class Case:
         """The card's figures and verdict."""
         verdict, reason = self.judge(share)
         return {
-            "name": f"{self.class_name} ({self.family}), layer {self.candidate.layer}",
-            "layer": self.candidate.layer,
-            "family": self.family,
+            "name": f"{self.class_name} ({self.family.name}), layer {self.layer}",
+            "layer": self.layer,
+            "family": self.family.name,
             "class": self.class_name,
-            "experts": list(self.candidate.experts),
-            "npmi": self.candidate.npmi,
-            "q_value": self.candidate.q_value,
+            "experts": list(self.experts),
+            "npmi": self.npmi,
+            "q_value": self.q_value,
             "p_association": self.p_association,
             "random_keys": {"p_adjusted": self.p_keys, "own_bits": self.own_bits, "random_bits": self.random_bits},
             "knockout": self.knockout,
             "verdict": verdict,
             "reason": reason,
         }
+
+
+def find_cases(measured: Sequence[Measured], families: Sequence[Family], level: float, most_experts: int) -> list[Case]:
+    """Every layer and class with enriched experts, the clearest first; at most `most_experts` experts each."""
+    found = []
+    for one, family, rate in zip(measured, families, rate_enrichment(measured), strict=True):
+        npmi, keys = normalized_pmi(one.table), one.keys
+        for layer, label in np.argwhere((rate <= level).any(1)).tolist():
+            enriched = np.flatnonzero((rate[layer, :, label] <= level) & (npmi[layer, :, label] > 0))
+            enriched = enriched[np.argsort(-npmi[layer, enriched, label], kind="stable")][:most_experts]
+            if not len(enriched):
+                continue
+            found.append(
+                Case(
+                    family=family,
+                    label=label,
+                    layer=layer,
+                    experts=tuple(enriched.tolist()),
+                    npmi=float(npmi[layer, enriched, label].max()),
+                    q_value=float(rate[layer, enriched, label].max()),
+                    p_association=float(one.p_adjusted[layer]),
+                    p_keys=None if keys is None else float(keys.p_value[layer, label]),
+                    own_bits=None if keys is None else float(keys.own_class_bits[layer, label]),
+                    random_bits=[] if keys is None else keys.random_class_bits[:, layer, label].tolist(),
+                )
+            )
+    return sorted(found, key=lambda case: -case.npmi)
 
 
 def _compare(p_value: float, share: float) -> str:

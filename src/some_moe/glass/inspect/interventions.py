@@ -138,10 +138,6 @@ class Probe:
     batch: Batch
     story: np.ndarray  # (N,) number of each token's story, from 0
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.story)
-
 
 def make_probe(tokens: np.ndarray, targets: np.ndarray, story: np.ndarray) -> Probe:
     """Lay tokens, targets and story (N,), in order, out as a batch of one story a row."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from some_moe.glass.inspect.association import beyond_draws, bootstrap_weights
+from some_moe.glass.inspect.association import beyond_draws, bootstrap_weights, cover
 from some_moe.glass.inspect.interventions import Probe, Replay, StandIn, exchange_experts, knock_out, replay, stand_in
 from some_moe.training.runs import Run
 
@@ -41,21 +41,6 @@ def draw_matched_sets(
     return list(sets.values())
 
 
-def bootstrap_contrast(
-    change: np.ndarray, inside: np.ndarray, outside: np.ndarray, story: np.ndarray, random: np.random.Generator
-) -> np.ndarray:
-    """Draws (R,) of the mean change inside minus outside, with stories drawn anew. All arguments (N,)."""
-    num_stories = int(story.max()) + 1
-    weights = bootstrap_weights(num_stories, NUM_BOOTSTRAPS, random)
-
-    def mean_of(mask: np.ndarray) -> np.ndarray:
-        sums = np.bincount(story, change * mask, num_stories)
-        counts = np.bincount(story, mask, num_stories)
-        return np.asarray((weights @ sums) / np.maximum(weights @ counts, 1))
-
-    return mean_of(inside) - (mean_of(outside) if outside.any() else 0.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trials:
     """Stories on which a run's model is altered, with what it does unaltered."""
@@ -73,9 +58,14 @@ class Trials:
 
     def draw_interval(self, change: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> list[float]:
         """An interval for the mean change inside minus outside, by stories drawn anew. All arguments (N,)."""
-        draws = bootstrap_contrast(change, inside, outside, self.probe.story, self.random)
-        bounds: list[float] = np.quantile(draws, (self.level / 2, 1 - self.level / 2)).tolist()
-        return bounds
+        story, num_stories = self.probe.story, int(self.probe.story.max()) + 1
+        weights = bootstrap_weights(num_stories, NUM_BOOTSTRAPS, self.random)
+
+        def mean_of(mask: np.ndarray) -> np.ndarray:
+            sums, counts = np.bincount(story, change * mask, num_stories), np.bincount(story, mask, num_stories)
+            return np.asarray((weights @ sums) / np.maximum(weights @ counts, 1))
+
+        return list(cover(mean_of(inside) - mean_of(outside), self.level))
 
     def knock_out(
         self, layer: int, experts: Sequence[int], inside: np.ndarray, outside: np.ndarray, *, num_sets: int
@@ -121,20 +111,16 @@ class Trials:
 
     def exchange(self, layer: int, *, num_draws: int) -> dict[str, Any]:
         """Let the experts of one layer change places under fixed keys, so that none stays where it was."""
-        some_layer, everywhere = self.run.model.layers[layer], np.ones(self.probe.num_tokens, bool)
-        orders = (_derange(some_layer.model.num_experts, self.random) for _ in range(num_draws))
-        change = np.mean([self.change_under(*exchange_experts(some_layer, order)) for order in orders], axis=0)
+        some_layer, everywhere = self.run.model.layers[layer], np.ones(len(self.probe.story), bool)
+        changes = []
+        for _ in range(num_draws):
+            cycle = self.random.permutation(some_layer.model.num_experts)
+            order = np.roll(cycle, 1)[np.argsort(cycle)]  # a cycle through all experts: none keeps its place
+            changes.append(self.change_under(*exchange_experts(some_layer, order)))
+        change = np.mean(changes, axis=0)
         return {
             "layer": layer,
             "loss_change": float(change.mean()),
             "interval": self.draw_interval(change, everywhere, ~everywhere),
             "num_draws": num_draws,
         }
-
-
-def _derange(count: int, random: np.random.Generator) -> np.ndarray:
-    """A random cycle through 0 … count−1: an order in which nothing keeps its place."""
-    cycle = random.permutation(count)
-    order = np.empty(count, dtype=np.int64)
-    order[cycle] = np.roll(cycle, 1)
-    return order
