@@ -74,7 +74,9 @@ def collect(
     experts = np.zeros((len(layers), num_tokens, top_k), np.int16)
     gates = np.zeros((len(layers), num_tokens, top_k), np.float32)
     queries = np.zeros((len(layers), len(sampled), width), np.float32)
-    batches = Batches(rows, config.data, rows_a_step=min(ROWS_A_BATCH, config.data.batch_size), seed=0, keep_partial=True)
+    batches = Batches(
+        rows, config.data, rows_a_step=min(ROWS_A_BATCH, config.data.batch_size), seed=0, keep_partial=True
+    )
     for chosen in batches.plan(0, shuffle=False):
         batch = batches.make(chosen).to(torch.device(device))
         places = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])  # of the batch's real tokens

@@ -4,9 +4,10 @@ An alteration lets other tensors stand in for some of the model's own while a `w
 written to the model, and nothing of it is left behind. Shapes: N tokens, E experts, K experts a token, L layers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,6 @@ def exchange_experts(layer: SomeLayer, order: np.ndarray) -> list[StandIn]:
     return [(library, name, tensor.detach()[places]) for name, tensor in tensors]
 
 
-# --- random keys ------------------------------------------------------------------------------------------
-
-
 def fit_bias(scores: Tensor, loads: Tensor, top_k: int) -> Tensor:
     """A selection bias (E,) under which scores (N, E) give loads (E,), the busiest expert taking the largest.
 
@@ -110,25 +108,17 @@ def random_keys(model: SomeLM, loads: Sequence[Tensor], *, seed: int) -> Iterato
             if state.smoothed is not None:
                 changes.append((state, "smoothed", keys))
             stack.enter_context(stand_in(*changes))
-            handle = layer.key_router.register_forward_pre_hook(_bias_fitter(bias, load))
+            handle = layer.key_router.register_forward_pre_hook(partial(_fit_stand_in, bias, load))
             stack.callback(handle.remove)
         yield
 
 
-def _bias_fitter(bias: Tensor, load: Tensor) -> Callable[[KeyRouter, tuple[Any, ...]], None]:
-    """A hook that fits the stand-in `bias` to the queries that a router is about to see."""
-
-    def fit(router: KeyRouter, arguments: tuple[Any, ...]) -> None:
-        query, info, top_k = arguments
-        raw = at_least_float32(query)
-        mean = router.state.query_mean
-        scores = router.score(raw if mean is None else raw - mean)
-        bias.copy_(fit_bias(scores[info.counted], load, top_k))
-
-    return fit
-
-
-# --- replaying --------------------------------------------------------------------------------------------
+def _fit_stand_in(bias: Tensor, load: Tensor, router: KeyRouter, arguments: tuple[Any, ...]) -> None:
+    """Fit a bias that stands in to the queries that a router is about to see."""
+    query, info, top_k = arguments
+    raw, mean = at_least_float32(query), router.state.query_mean
+    scores = router.score(raw if mean is None else raw - mean)
+    bias.copy_(fit_bias(scores[info.counted], load, top_k))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 Shapes: E experts, N tokens, K experts a token, D model width, S sampled queries.
 """
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,81 +23,56 @@ RULES = {
 """How the words of a layer's numbers are meant."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerNumbers:
     """One layer's figures. Loads are in fair shares: 1 is Σn/E selections."""
 
-    layer: int  # the block it belongs to
-    counts: list[int]  # (E,) selections n
-    loads: list[float]  # (E,)
-    breadth: list[float]  # (E,) see RULES
     gini: float
-    hash_gini: float
     entropy_bits: float
     max_entropy_bits: float
     experts_used: int
     num_experts: int
     max_load: float
-    gate_entropy_nats: float
-    max_gate_entropy_nats: float
-    generalists: list[int]  # busiest first
-    under_used: list[int]
-    respawned: list[int]
-    respawns: int
     query_mean_cosine: float | None  # over pairs of different queries; None without queries
     query_collinearity: float | None  # norm of the mean unit query
     query_effective_rank: float | None
     key_mean_cosine: float | None  # over pairs of different keys
     key_effective_rank: float | None
 
+    def __init__(self, collection: Collection, place: int) -> None:
+        num_experts, top_k = collection.meta["num_experts"], collection.meta["top_k"]
+        experts, respawns = collection.experts[place], collection.respawns[place]
+        counts = np.bincount(experts.ravel(), minlength=num_experts)
+        loads = counts * (num_experts / max(1, counts.sum()))
+        ids = torch.from_numpy(collection.tokens.astype(np.int64))
+        self.layer: int = collection.meta["depths"][place]  # the block it belongs to
+        self.counts: list[int] = counts.tolist()  # (E,) selections n
+        self.loads: list[float] = loads.tolist()  # (E,)
+        self.breadth: list[float] = measure_breadth(experts, collection.tokens, num_experts).tolist()  # (E,) see RULES
+        self.__dict__ |= summarize_usage(torch.from_numpy(counts))
+        self.hash_gini = gini(hash_counts(ids, num_experts, top_k))
+        self.gate_entropy_nats = gate_entropy_nats(torch.from_numpy(collection.gates[place]))
+        self.max_gate_entropy_nats = float(np.log(top_k))
+        self.generalists = [int(i) for i in np.argsort(-loads, kind="stable") if loads[i] >= GENERALIST_LOAD]
+        self.under_used: list[int] = np.flatnonzero(loads < UNDER_USED_LOAD).tolist()
+        self.respawned: list[int] = np.flatnonzero(respawns).tolist()
+        self.respawns = int(respawns.sum())
+        for name, vectors, measure in (
+            ("query_mean_cosine", collection.queries, mean_pairwise_cosine),
+            ("query_collinearity", collection.queries, query_collinearity),
+            ("query_effective_rank", collection.queries, effective_rank),
+            ("key_mean_cosine", collection.keys, mean_pairwise_cosine),
+            ("key_effective_rank", collection.keys, effective_rank),
+        ):
+            unit = torch.nn.functional.normalize(torch.from_numpy(vectors[place]).double(), dim=-1)
+            setattr(self, name, measure(unit) if unit.numel() else None)  # hash routing has neither keys nor queries
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
 
 def measure_layers(collection: Collection) -> list[LayerNumbers]:
     """The figures of every layer, in order of depth; none for a dense model."""
-    return [_measure_layer(collection, place) for place in range(len(collection.experts))]
-
-
-def _measure_layer(collection: Collection, place: int) -> LayerNumbers:
-    num_experts, top_k = collection.meta["num_experts"], collection.meta["top_k"]
-    experts, respawns = collection.experts[place], collection.respawns[place]
-    counts = count_experts(experts, num_experts)
-    loads = counts * (num_experts / max(1, counts.sum()))
-    by_hash = hash_counts(torch.from_numpy(collection.tokens.astype(np.int64)), num_experts, top_k)
-    queries, keys = _unit_vectors(collection.queries[place]), _unit_vectors(collection.keys[place])
-    busiest_first = np.argsort(-loads, kind="stable")
-    return LayerNumbers(
-        layer=collection.meta["depths"][place],
-        counts=counts.tolist(),
-        loads=loads.tolist(),
-        breadth=measure_breadth(experts, collection.tokens, num_experts).tolist(),
-        hash_gini=gini(by_hash),
-        gate_entropy_nats=gate_entropy_nats(torch.from_numpy(collection.gates[place])),
-        max_gate_entropy_nats=float(np.log(top_k)),
-        generalists=[int(expert) for expert in busiest_first if loads[expert] >= GENERALIST_LOAD],
-        under_used=np.flatnonzero(loads < UNDER_USED_LOAD).tolist(),
-        respawned=np.flatnonzero(respawns).tolist(),
-        respawns=int(respawns.sum()),
-        **summarize_usage(torch.from_numpy(counts)),  # type: ignore[arg-type]
-        query_mean_cosine=None if queries is None else mean_pairwise_cosine(queries),
-        query_collinearity=None if queries is None else query_collinearity(queries),
-        query_effective_rank=None if queries is None else effective_rank(queries),
-        key_mean_cosine=None if keys is None else mean_pairwise_cosine(keys),
-        key_effective_rank=None if keys is None else effective_rank(keys),
-    )
-
-
-def _unit_vectors(vectors: np.ndarray) -> torch.Tensor | None:
-    """The vectors (n, D) at unit length; None where there are none, as under hash routing."""
-    if vectors.size == 0:
-        return None
-    return torch.nn.functional.normalize(torch.from_numpy(vectors).double(), dim=-1)
-
-
-def count_experts(experts: np.ndarray, num_experts: int) -> np.ndarray:
-    """How often each expert was chosen: experts (N, K) → (E,) int64."""
-    return np.bincount(experts.reshape(-1), minlength=num_experts)
+    return [LayerNumbers(collection, place) for place in range(len(collection.experts))]
 
 
 def measure_breadth(experts: np.ndarray, tokens: np.ndarray, num_experts: int) -> np.ndarray:
