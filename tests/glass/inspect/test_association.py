@@ -20,8 +20,9 @@ from some_moe.glass.inspect.association import (
     rank_p_values,
     shuffle_by_story,
     shuffle_by_word,
-    shuffle_many,
 )
+from some_moe.glass.inspect.evidence import Measured, Words
+from some_moe.glass.inspect.labels import Family
 
 EXPERTS = np.array([[[0, 1], [0, 2], [3, 2]]])  # one layer, three tokens, two experts each
 LABELS = np.array([0, 0, 1])
@@ -125,10 +126,10 @@ def significant(seed: int, *, planted: bool) -> bool:
     if planted:
         expert_of = np.where(random.random(64) < 0.7, label_of, expert_of)
     experts, labels = expert_of[tokens][None, :, None], label_of[tokens]
-    text = Arrangement(tokens, story)
-    null = shuffle_many(experts, labels, text, shuffle_by_word, 6, 3, num_shuffles=99, random=random)
-    observed = mutual_information(count_table(experts, labels, 6, 3))
-    return bool(rank_p_values(observed, null.information)[0] <= 0.05)
+    family = Family(name="kind", classes=("a", "b", "c"), labels=labels)  # not in context: shuffled by word
+    words = Words([family], tokens, story, experts, 6)
+    found = Measured(words, family, experts, num_shuffles=99, random=random)
+    return bool(rank_p_values(found.information, found.nulls[0].information)[0] <= 0.05)
 
 
 def test_a_content_router_without_guilds_is_not_called_significant() -> None:

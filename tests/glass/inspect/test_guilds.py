@@ -18,8 +18,8 @@ from some_moe.data.stories import tell_many
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.glass.inspect.collect import collect
 from some_moe.glass.inspect.collection import Collection
-from some_moe.glass.inspect.guilds import Effort, Study, analyze_guilds, rows_of, whole_stories
-from some_moe.glass.inspect.interventions import Probe, make_probe
+from some_moe.glass.inspect.guilds import LEVEL, Effort, Study, analyze_guilds, rows_of, whole_stories
+from some_moe.glass.inspect.interventions import Probe
 from some_moe.glass.inspect.labels import label_tokens
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
@@ -52,7 +52,6 @@ LITTLE = Effort(
 )
 MORE = replace(LITTLE, num_key_draws=20)  # a few draws of random keys leave much to chance
 GUILD = (2, 5, 7)
-LEVEL = 0.01
 
 
 @cache
@@ -131,7 +130,7 @@ def make_run(seed: int, *, planted: bool, num_stories: int = 12, **changes: obje
             layer.library.down_bias.mul_(4)  # every expert leaves its mark
     if planted:
         plant_guild(model, tokens, story, seed)
-    fit_head(model, make_probe(tokens, targets, story), targets)
+    fit_head(model, Probe(tokens, targets, story), targets)
     run = Run(Path("small"), config, make_tokenizer(), model, 0)
     return run, collect(run, rows, split="valid")
 
@@ -188,7 +187,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Collection,
     run, collection = make_run(0, planted=True)
     folder = save_run(run, tmp_path_factory.mktemp("runs") / "planted")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    report = analyze_guilds(folder, collection, level=LEVEL, effort=MORE)
+    report = analyze_guilds(folder, collection, effort=MORE)
     assert {path: path.read_bytes() for path in before} == before
     return folder, collection, report
 
@@ -267,7 +266,7 @@ def test_a_control_on_the_same_text_is_stored_beside(
     folder, collection, report = planted
     run, _ = make_run(0, planted=False)
     other = save_run(run, tmp_path / "control")
-    found = analyze_guilds(folder, collection, level=LEVEL, effort=MORE, control=other)
+    found = analyze_guilds(folder, collection, effort=MORE, control=other)
     assert found["guilds"] == report["guilds"]
     assert found["control"]["run"] == "control"  # its folder's name: twins often share the name in their config
     assert not supported(found["control"])
@@ -288,10 +287,6 @@ def test_a_control_with_another_tokenizer_is_refused(
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     run, collection = make_run(1, planted=False, num_stories=3)
     folder = save_run(run, tmp_path / "run")
-    with pytest.raises(ConfigError, match="level 2"):
-        analyze_guilds(folder, collection, level=2)
-    with pytest.raises(ConfigError, match="is finer than 999 shuffles can tell"):
-        analyze_guilds(folder, collection, level=0.001)
     moved = replace(collection, experts=(collection.experts + 1) % MODEL.num_experts)
     with pytest.raises(ConfigError, match="does not fit the model"):
         analyze_guilds(folder, moved, effort=LITTLE)

@@ -17,17 +17,11 @@ plot part) must beat both shuffles, and its p-value is the larger of the two.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 TINY_BITS = 1e-6
-TABLES_AT_ONCE = 32
-MOST_SHARES = 20_000_000  # kept of all shuffles together; large libraries keep those of fewer shuffles
 BIN_SIZE = 16  # words that exchange their labels: neighbours in frequency
-
-
-# --- tables -----------------------------------------------------------------------------------------------
 
 
 def index_selections(experts: np.ndarray, num_experts: int, num_classes: int) -> np.ndarray:
@@ -74,9 +68,6 @@ def normalized_pmi(table: np.ndarray) -> np.ndarray:
 def class_shares(table: np.ndarray) -> np.ndarray:
     """How a class's selections are spread over the experts (…, E, C); 0 for a class that never occurs."""
     return np.asarray(table / np.maximum(table.sum(-2, keepdims=True), 1))
-
-
-# --- shuffles ---------------------------------------------------------------------------------------------
 
 
 class Arrangement:
@@ -129,45 +120,6 @@ def shuffle_by_story(labels: np.ndarray, text: Arrangement, random: np.random.Ge
     giver = random.permutation(len(text.story_start))
     place = (text.progress * text.story_length[giver][text.story] + 1e-6).astype(np.int64)
     return np.asarray(labels[place + text.story_start[giver][text.story]])
-
-
-class Null(NamedTuple):
-    """What P shuffles of the labels gave."""
-
-    information: np.ndarray  # (P, L) bits
-    shares: np.ndarray | None  # (P or fewer, L, E, C) float32 class shares, where they were asked for
-
-
-def shuffle_many(
-    experts: np.ndarray,
-    labels: np.ndarray,
-    text: Arrangement,
-    shuffle: Shuffle,
-    num_experts: int,
-    num_classes: int,
-    *,
-    num_shuffles: int,
-    random: np.random.Generator,
-    keep_shares: bool = False,
-) -> Null:
-    """Shuffle the labels (N,) P times under fixed experts (L, N, K)."""
-    shape = (len(experts), num_experts, num_classes)
-    places = index_selections(experts, num_experts, num_classes)
-    information = np.empty((num_shuffles, len(experts)))
-    num_kept = min(num_shuffles, max(TABLES_AT_ONCE, MOST_SHARES // int(np.prod(shape)))) if keep_shares else 0
-    shares = np.empty((num_kept, *shape), dtype=np.float32)
-    for start in range(0, num_shuffles, TABLES_AT_ONCE):
-        part = slice(start, min(start + TABLES_AT_ONCE, num_shuffles))
-        tables = np.empty((part.stop - part.start, *shape))
-        for table in tables:
-            shuffled = shuffle(labels, text, random)
-            table[:] = np.bincount((places + shuffled[:, None]).ravel(), minlength=table.size).reshape(shape)
-        information[part] = mutual_information(tables)
-        shares[part] = class_shares(tables[: max(0, num_kept - start)])
-    return Null(information, shares if keep_shares else None)
-
-
-# --- decisions --------------------------------------------------------------------------------------------
 
 
 def rank_p_values(observed: np.ndarray, null: np.ndarray) -> np.ndarray:

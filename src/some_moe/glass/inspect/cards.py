@@ -10,96 +10,21 @@ import numpy as np
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.glass.inspect.association import normalized_pmi
 from some_moe.glass.inspect.evidence import Measured, rate_enrichment
-from some_moe.glass.inspect.labels import Family
+from some_moe.glass.inspect.labels import UNLABELLED, Family
 
 NUM_WORDS, NUM_CONTEXTS, CONTEXT_TOKENS = 8, 4, 8
+Card = dict[
+    str, Any
+]  # as it is filed; p-values are corrected, and None without keys; `knockout` is None where not tried
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Case:
-    """A guild that is to be judged, with everything that is known for and against it."""
+    """A guild that is to be judged: its card, and the tokens that it is said to serve."""
 
-    family: Family
-    label: int  # place of the class among the family's
-    layer: int
-    experts: tuple[int, ...]  # the most enriched first
-    npmi: float  # highest among its experts
-    q_value: float  # largest among its experts
-    p_association: float  # corrected for all layers and families
-    p_keys: float | None  # corrected for all layers and classes; None where there are no keys
-    own_bits: float | None  # what the layer tells about the class, and what it tells under random keys
-    random_bits: list[float]
-    knockout: dict[str, Any] | None = None  # None where it was not tried
-
-    @property
-    def class_name(self) -> str:
-        return self.family.classes[self.label]
-
-    def judge(self, share: float) -> tuple[str, str]:
-        """The verdict, with its reason in one sentence. share: the level of each test."""
-        failure = self.failure_before_knock_out(share) or self.failure_of_knock_out(share)
-        if failure:
-            return "not supported", failure
-        assert self.knockout is not None
-        return "supported", (
-            f"Its experts stand out beyond chance and beyond random keys, and without them {self.class_name} tokens "
-            f"lose {self.knockout['class_change']:.3f} nats, other tokens {self.knockout['other_change']:.3f}."
-        )
-
-    def failure_before_knock_out(self, share: float) -> str | None:
-        """Why the candidate fails before any expert is taken away; None where it does not."""
-        if self.p_association > share:
-            return (
-                f"Shuffled labels may share as much: layer {self.layer} and {self.family.name} have "
-                f"{_compare(self.p_association, share)}."
-            )
-        if self.p_keys is None or self.own_bits is None:
-            return "The router has no keys, so neither random keys nor a knock-out can be tried."
-        if self.p_keys > share:
-            return (
-                f"Random keys may do as well: layer {self.layer} tells {self.own_bits:.4f} bits about "
-                f"{self.class_name}, with random keys {np.mean(self.random_bits):.4f} ({_compare(self.p_keys, share)})."
-            )
-        return None
-
-    def failure_of_knock_out(self, share: float) -> str | None:
-        """Why the knock-out does not speak for the candidate; None where it does."""
-        found = self.knockout
-        if found is None:
-            return "It cannot be knocked out: its class is too rare, or too few other experts would be left to compare."
-        hurt, other, by_chance = found["class_change"], found["other_change"], found["random_class_change"]
-        if hurt <= max(other, by_chance, 0):
-            return (
-                f"Without its experts {self.class_name} tokens change by {hurt:+.3f} nats and other tokens by "
-                f"{other:+.3f}; without random experts {self.class_name} tokens change by {by_chance:+.3f}."
-            )
-        if found["p_adjusted"] > share:
-            return (
-                f"Random sets of equally used experts may hurt {self.class_name} tokens as specially "
-                f"({_compare(found['p_adjusted'], share)})."
-            )
-        low, high = found["interval"]
-        if low <= 0:
-            return f"The knock-out's effect is not sure: other stories would give {low:+.3f} to {high:+.3f} nats."
-        return None
-
-    def describe(self, share: float) -> dict[str, Any]:
-        """The card's figures and verdict."""
-        verdict, reason = self.judge(share)
-        return {
-            "name": f"{self.class_name} ({self.family.name}), layer {self.layer}",
-            "layer": self.layer,
-            "family": self.family.name,
-            "class": self.class_name,
-            "experts": list(self.experts),
-            "npmi": self.npmi,
-            "q_value": self.q_value,
-            "p_association": self.p_association,
-            "random_keys": {"p_adjusted": self.p_keys, "own_bits": self.own_bits, "random_bits": self.random_bits},
-            "knockout": self.knockout,
-            "verdict": verdict,
-            "reason": reason,
-        }
+    card: Card
+    inside: np.ndarray  # (N,) bool: tokens of the class
+    outside: np.ndarray  # (N,) bool: all other words
 
 
 def find_cases(measured: Sequence[Measured], families: Sequence[Family], level: float, most_experts: int) -> list[Case]:
@@ -112,21 +37,74 @@ def find_cases(measured: Sequence[Measured], families: Sequence[Family], level: 
             enriched = enriched[np.argsort(-npmi[layer, enriched, label], kind="stable")][:most_experts]
             if not len(enriched):
                 continue
-            found.append(
-                Case(
-                    family=family,
-                    label=label,
-                    layer=layer,
-                    experts=tuple(enriched.tolist()),
-                    npmi=float(npmi[layer, enriched, label].max()),
-                    q_value=float(rate[layer, enriched, label].max()),
-                    p_association=float(one.p_adjusted[layer]),
-                    p_keys=None if keys is None else float(keys.p_value[layer, label]),
-                    own_bits=None if keys is None else float(keys.own_class_bits[layer, label]),
-                    random_bits=[] if keys is None else keys.random_class_bits[:, layer, label].tolist(),
-                )
-            )
-    return sorted(found, key=lambda case: -case.npmi)
+            name, inside = family.classes[label], family.labels == label
+            card = {
+                "name": f"{name} ({family.name}), layer {layer}",
+                "layer": layer,
+                "family": family.name,
+                "class": name,
+                "experts": enriched.tolist(),  # the most enriched first
+                "npmi": float(npmi[layer, enriched, label].max()),
+                "q_value": float(rate[layer, enriched, label].max()),
+                "p_association": float(one.p_adjusted[layer]),
+                "random_keys": {
+                    "p_adjusted": None if keys is None else float(keys.p_value[layer, label]),
+                    "own_bits": None if keys is None else float(keys.own_class_bits[layer, label]),
+                    "random_bits": [] if keys is None else keys.random_class_bits[:, layer, label].tolist(),
+                },
+                "knockout": None,
+            }
+            found.append(Case(card, inside, ~inside & (family.labels != UNLABELLED)))
+    return sorted(found, key=lambda case: -case.card["npmi"])
+
+
+def judge(card: Card, share: float) -> dict[str, str]:
+    """The verdict, with its reason in one sentence. share: the level of each test."""
+    failure = fail_before_knock_out(card, share) or fail_in_knock_out(card, share)
+    if failure:
+        return {"verdict": "not supported", "reason": failure}
+    knockout = card["knockout"]
+    reason = (
+        f"Its experts stand out beyond chance and beyond random keys, and without them {card['class']} tokens "
+        f"lose {knockout['class_change']:.3f} nats, other tokens {knockout['other_change']:.3f}."
+    )
+    return {"verdict": "supported", "reason": reason}
+
+
+def fail_before_knock_out(card: Card, share: float) -> str | None:
+    """Why the candidate fails before any expert is taken away; None where it does not."""
+    layer, keys = card["layer"], card["random_keys"]
+    if card["p_association"] > share:
+        failure = f"Shuffled labels may share as much: layer {layer} and {card['family']} have"
+        return f"{failure} {_compare(card['p_association'], share)}."
+    if keys["p_adjusted"] is None:
+        return "The router has no keys, so neither random keys nor a knock-out can be tried."
+    if keys["p_adjusted"] > share:
+        return (
+            f"Random keys may do as well: layer {layer} tells {keys['own_bits']:.4f} bits about {card['class']}, "
+            f"with random keys {np.mean(keys['random_bits']):.4f} ({_compare(keys['p_adjusted'], share)})."
+        )
+    return None
+
+
+def fail_in_knock_out(card: Card, share: float) -> str | None:
+    """Why the knock-out does not speak for the candidate; None where it does."""
+    name, found = card["class"], card["knockout"]
+    if found is None:
+        return "It cannot be knocked out: its class is too rare, or too few other experts would be left to compare."
+    hurt, other, by_chance = found["class_change"], found["other_change"], found["random_class_change"]
+    if hurt <= max(other, by_chance, 0):
+        return (
+            f"Without its experts {name} tokens change by {hurt:+.3f} nats and other tokens by {other:+.3f}; "
+            f"without random experts {name} tokens change by {by_chance:+.3f}."
+        )
+    if found["p_adjusted"] > share:
+        comparison = _compare(found["p_adjusted"], share)
+        return f"Random sets of equally used experts may hurt {name} tokens as specially ({comparison})."
+    low, high = found["interval"]
+    if low <= 0:
+        return f"The knock-out's effect is not sure: other stories would give {low:+.3f} to {high:+.3f} nats."
+    return None
 
 
 def _compare(p_value: float, share: float) -> str:
@@ -163,12 +141,12 @@ def _quote(place: int, tokens: np.ndarray, story: np.ndarray, tokenizer: Tokeniz
     }
 
 
-def count_passed(cases: Sequence[Case], share: float) -> dict[str, int]:
+def count_passed(cards: Sequence[Card], share: float) -> dict[str, int]:
     """How many candidates were still standing after each test."""
-    before = [case for case in cases if case.failure_before_knock_out(share) is None]
+    before = [card for card in cards if fail_before_knock_out(card, share) is None]
     return {
-        "enrichment": len(cases),
-        "association": sum(case.p_association <= share for case in cases),
+        "enrichment": len(cards),
+        "association": sum(card["p_association"] <= share for card in cards),
         "random_keys": len(before),
-        "knockout": sum(case.failure_of_knock_out(share) is None for case in before),
+        "knockout": sum(fail_in_knock_out(card, share) is None for card in before),
     }

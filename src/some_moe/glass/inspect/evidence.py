@@ -21,15 +21,17 @@ from some_moe.glass.inspect.association import (
     count_table,
     entropy_bits,
     false_discovery_rates,
+    index_selections,
     mutual_information,
     rank_p_values,
     shuffle_by_story,
     shuffle_by_word,
-    shuffle_many,
     standardize,
 )
 from some_moe.glass.inspect.labels import OTHER, UNLABELLED, Family
 
+TABLES_AT_ONCE = 32
+MOST_SHARES = 20_000_000  # kept of all shuffles together; large libraries keep those of fewer shuffles
 FEWEST_TOKENS = 20  # a class that occurs less often is not looked for
 
 
@@ -51,6 +53,13 @@ class Words:
         self.experts = experts[:, self.places].astype(np.int64)  # (L, N, K)
         self.text = Arrangement(tokens[self.places], story[self.places])
         self.num_experts = num_experts
+
+
+class Null(NamedTuple):
+    """What P shuffles of the labels gave."""
+
+    information: np.ndarray  # (P, L) bits
+    shares: np.ndarray  # (P or fewer, L, E, C) float32 class shares; none where they were not asked for
 
 
 class KeyComparison(NamedTuple):
@@ -84,18 +93,27 @@ class Measured:
 
         random: without it every routing meets the same shuffles. keep_shares: of the shuffles, for `rate_enrichment`.
         """
-        sizes = (words.num_experts, len(family.classes))
+        num_experts, num_classes = words.num_experts, len(family.classes)
         self.family = family
-        self.table = count_table(experts, family.labels, *sizes)  # (L, E, C) selections
-        self.nulls = [
-            shuffle_many(
-                *(experts, family.labels, words.text, shuffle, *sizes),
-                num_shuffles=num_shuffles,
-                random=random or np.random.default_rng(0),
-                keep_shares=keep_shares,
-            )
-            for shuffle in shuffles_of(family)
-        ]
+        self.table = count_table(experts, family.labels, num_experts, num_classes)  # (L, E, C) selections
+        places, num_kept = index_selections(experts, num_experts, num_classes), 0
+        if keep_shares:
+            num_kept = min(num_shuffles, max(TABLES_AT_ONCE, MOST_SHARES // self.table.size))
+
+        def count_shuffled(shuffle: Shuffle, random: np.random.Generator) -> Null:
+            information = np.empty((num_shuffles, len(experts)))
+            shares = np.empty((num_kept, *self.table.shape), dtype=np.float32)
+            for start in range(0, num_shuffles, TABLES_AT_ONCE):
+                part = slice(start, min(start + TABLES_AT_ONCE, num_shuffles))
+                tables = np.empty((part.stop - part.start, *self.table.shape))
+                for table in tables:
+                    chosen = (places + shuffle(family.labels, words.text, random)[:, None]).ravel()
+                    table[:] = np.bincount(chosen, minlength=table.size).reshape(table.shape)
+                information[part] = mutual_information(tables)
+                shares[part] = class_shares(tables[: max(0, num_kept - start)])
+            return Null(information, shares)
+
+        self.nulls = [count_shuffled(shuffle, random or np.random.default_rng(0)) for shuffle in shuffles_of(family)]
         self.information = mutual_information(self.table)  # (L,) bits
         # Bits (L,) that chance shares, under the shuffle that leaves most.
         self.null_mean = np.asarray(np.max([null.information.mean(0) for null in self.nulls], axis=0))
@@ -165,7 +183,7 @@ def rate_enrichment(measured: Sequence[Measured]) -> list[np.ndarray]:
     heights, nulls = [], []
     for one, tested in zip(measured, cells, strict=True):
         if tested.any():
-            pairs = [standardize(class_shares(one.table), null.shares) for null in one.nulls if null.shares is not None]
+            pairs = [standardize(class_shares(one.table), null.shares) for null in one.nulls]
             # The observed must beat every shuffle, and every shuffle's chances count.
             heights.append(np.min([observed for observed, _ in pairs], axis=0)[tested])
             nulls.append(np.max([null for _, null in pairs], axis=0)[:, tested])

@@ -29,17 +29,18 @@ from some_moe.config import ConfigError
 from some_moe.data.batches import Rows
 from some_moe.files import write_whole
 from some_moe.glass.inspect.association import adjust_by_holm, bootstrap_weights
-from some_moe.glass.inspect.cards import Case, count_passed, find_cases, quote_words
+from some_moe.glass.inspect.cards import Case, count_passed, fail_before_knock_out, find_cases, judge, quote_words
 from some_moe.glass.inspect.collect import collect
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.communities import LARGE_LIBRARY, count_pairs, find_communities, measure_communities
 from some_moe.glass.inspect.depth import bootstrap_depth, judge_depth
 from some_moe.glass.inspect.evidence import Measured, Words, compare_keys, judge_association
-from some_moe.glass.inspect.interventions import make_probe, random_keys, replay
-from some_moe.glass.inspect.labels import UNLABELLED, label_tokens
+from some_moe.glass.inspect.interventions import Probe, random_keys, replay
+from some_moe.glass.inspect.labels import label_tokens
 from some_moe.glass.inspect.trials import Trials
 from some_moe.training.runs import Run, load
 
+LEVEL = 0.01  # the chance that a run reports any false guild
 NUM_WAYS_TO_BE_WRONG = 3  # association, random keys, knock-out
 NOTES = (
     "Information is counted by selection: each of a token's experts counts once, whatever its gate.",
@@ -75,35 +76,26 @@ def analyze_guilds(
     run_path: Path,
     collection: Collection,
     *,
-    level: float = 0.01,
     control: Path | None = None,
     effort: Effort | None = None,
 ) -> dict[str, Any]:
     """Find and judge the guilds of a run, and write RUN/analysis/guilds.json.
 
-    collection: what collect() saw of this run. level: the chance of any false guild. control: another run (such as
+    collection: what collect() saw of this run. control: another run (such as
     one whose keys never moved) that is analysed in the same way on the same text; it must have the same tokenizer.
     """
-    if not 0 < level < 1:
-        raise ConfigError(f"level {level} is no probability; give a number between 0 and 1, such as 0.01")
-    effort = effort or Effort()
-    finest = NUM_WAYS_TO_BE_WRONG / (1 + effort.num_shuffles)
-    if level < finest:
-        raise ConfigError(
-            f"level {level} is finer than {effort.num_shuffles} shuffles can tell; give at least {finest}"
-        )
-    step = collection.meta.get("step")
-    if step is not None and not (Path(run_path) / "checkpoints" / f"step-{step}").exists():
+    step, effort = collection.meta["step"], effort or Effort()
+    if not (Path(run_path) / "checkpoints" / f"step-{step}").exists():
         raise ConfigError(f"{str(run_path)!r} went on training and no longer has step {step}; analyse it again")
-    run = _open(run_path, "best" if step is None else f"step-{step}")
+    run = _open(run_path, f"step-{step}")
     other = None if control is None else _open(control, "best")
     if other is not None and other.tokenizer.to_json() != run.tokenizer.to_json():
         raise ConfigError(f"the control {str(control)!r} has another tokenizer; give a run on the same data")
-    result = Study(run, collection, level, 0, effort).report() | {"control": None}
+    result = Study(run, collection, LEVEL, 0, effort).report() | {"control": None}
     if other is not None:
         seen = collect(other, rows_of(collection), split=collection.meta["split"], max_tokens=len(collection.tokens))
         name = other.path.resolve().name
-        result["control"] = {"run": name, **Study(other, seen, level, 0, effort).report()}
+        result["control"] = {"run": name, **Study(other, seen, LEVEL, 0, effort).report()}
     place = Path(run_path) / "analysis" / "guilds.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     write_whole(place, json.dumps(result, indent=1, allow_nan=False))
@@ -187,15 +179,15 @@ class Study:
             "communities": self.find_communities(draws),
             "depth": judge_depth(depths, [one.p_adjusted for one in measured], self.level),
             "swap": [trials.exchange(layer, num_draws=effort.num_exchanges) for layer in layers],
-            "guilds": [case.describe(self.share) | self.quote(case) for case in cases],
-            "passed": count_passed(cases, self.share),
+            "guilds": [case.card | judge(case.card, self.share) | self.quote(case) for case in cases],
+            "passed": count_passed([case.card for case in cases], self.share),
             "notes": list(NOTES),
         }
 
     def draw_random_keys(self) -> list[np.ndarray]:
         """Experts (L, n, K) of the first stories under R draws of random keys."""
         size = self.num_key_tokens
-        probe = make_probe(self.tokens[:size], self.targets[:size], self.story[:size])
+        probe = Probe(self.tokens[:size], self.targets[:size], self.story[:size])
         loads = [
             torch.from_numpy(np.bincount(chosen.ravel(), minlength=self.num_experts) / chosen.size)
             for chosen in self.experts[:, :size]
@@ -209,7 +201,7 @@ class Study:
     def prepare_trials(self) -> Trials:
         """The stories on which experts are taken away, and what the model does with all of them there."""
         size = whole_stories(self.story, self.effort.trial_tokens)
-        probe = make_probe(self.tokens[:size], self.targets[:size], self.story[:size])
+        probe = Probe(self.tokens[:size], self.targets[:size], self.story[:size])
         base = replay(self.run.model, probe, self.run.config)
         same = np.sort(base.experts, -1) == np.sort(self.experts[:, :size], -1)
         if same.mean() < 0.9:
@@ -235,21 +227,17 @@ class Study:
 
     def knock_out(self, cases: Sequence[Case], trials: Trials) -> None:
         """Knock out every case that still stands, and a few others to be seen."""
-        standing = [case for case in cases if case.failure_before_knock_out(self.share) is None]
+        standing = [case for case in cases if fail_before_knock_out(case.card, self.share) is None]
         fallen = [case for case in cases if case not in standing] if self.has_keys else []
         for case in (*standing, *fallen[: max(0, self.effort.fewest_knock_outs - len(standing))]):
-            labels = case.family.labels[: len(trials.probe.story)]
-            inside = labels == case.label
-            outside = (labels != UNLABELLED) & ~inside
-            case.knockout = trials.knock_out(case.layer, case.experts, inside, outside, num_sets=self.effort.num_sets)
+            case.card["knockout"] = trials.knock_out(case, num_sets=self.effort.num_sets)
         for group in (standing, fallen):
-            tried = [case.knockout for case in group if case.knockout is not None]
+            tried = [case.card["knockout"] for case in group if case.card["knockout"] is not None]
             adjusted = adjust_by_holm(np.array([knockout["p_value"] for knockout in tried]))
             for knockout, p_value in zip(tried, adjusted, strict=True):
                 knockout["p_adjusted"] = float(p_value)
 
     def quote(self, case: Case) -> dict[str, Any]:
         """Favourite words of a guild: tokens of its class that chose one of its experts."""
-        served = np.isin(self.experts[case.layer], case.experts).any(-1)
-        inside = case.family.labels == case.label
-        return quote_words(np.flatnonzero(served & inside), self.tokens, self.story, self.run.tokenizer)
+        served = np.isin(self.experts[case.card["layer"]], case.card["experts"]).any(-1)
+        return quote_words(np.flatnonzero(served & case.inside), self.tokens, self.story, self.run.tokenizer)

@@ -6,9 +6,8 @@ written to the model, and nothing of it is left behind. Shapes: N tokens, E expe
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,16 +30,12 @@ BIAS_ROUNDS, BIAS_TOKENS = 25, 1024  # for fitting a selection bias to a wanted 
 @contextmanager
 def stand_in(*changes: StandIn) -> Iterator[None]:
     """Let tensors stand in for a model's own, and put its own back at the end."""
-    own: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
-    try:
+    with ExitStack() as stack:
         for owner, name, tensor in changes:
-            shelf: dict[str, Tensor | None] = owner._parameters if name in owner._parameters else owner._buffers  # type: ignore[assignment]
-            own.append((shelf, name, shelf[name]))
+            shelf: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+            stack.callback(shelf.__setitem__, name, shelf[name])
             shelf[name] = tensor
         yield
-    finally:
-        for shelf, name, tensor_or_none in reversed(own):
-            shelf[name] = tensor_or_none
 
 
 def knock_out(layer: SomeLayer, experts: Sequence[int]) -> StandIn:
@@ -121,35 +116,25 @@ def _fit_stand_in(bias: Tensor, load: Tensor, router: KeyRouter, arguments: tupl
     bias.copy_(fit_bias(scores[info.counted], load, top_k))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Some whole stories as one batch, small enough to be run many times."""
+    """Some whole stories as one batch, a story a row, small enough to be run many times."""
 
-    batch: Batch
-    story: np.ndarray  # (N,) number of each token's story, from 0
-
-
-def make_probe(tokens: np.ndarray, targets: np.ndarray, story: np.ndarray) -> Probe:
-    """Lay tokens, targets and story (N,), in order, out as a batch of one story a row."""
-    starts = np.flatnonzero(np.diff(story, prepend=story[0] - 1))
-    lengths = np.diff(starts, append=len(story))
-    number = np.repeat(np.arange(len(starts)), lengths)
-    place = np.arange(len(story)) - starts[number]
-    shape = (len(starts), int(lengths.max()))
-    inputs, wanted = np.full(shape, PAD, np.int64), np.full(shape, PAD, np.int64)
-    real = np.zeros(shape, bool)
-    inputs[number, place], wanted[number, place], real[number, place] = tokens, targets, True
-    batch = Batch(
-        inputs=torch.from_numpy(inputs),
-        targets=torch.from_numpy(wanted),
-        real=torch.from_numpy(real),
-        rows=torch.arange(len(starts)),
-    )
-    return Probe(batch=batch, story=number)
+    def __init__(self, tokens: np.ndarray, targets: np.ndarray, story: np.ndarray) -> None:
+        """tokens, targets and story (N,), in order."""
+        starts = np.flatnonzero(np.diff(story, prepend=story[0] - 1))
+        lengths = np.diff(starts, append=len(story))
+        number = np.repeat(np.arange(len(starts)), lengths)
+        place = np.arange(len(story)) - starts[number]
+        inputs = torch.full((len(starts), int(lengths.max())), PAD)
+        wanted, real = inputs.clone(), torch.zeros_like(inputs, dtype=torch.bool)
+        inputs[number, place] = torch.from_numpy(tokens.astype(np.int64))
+        wanted[number, place] = torch.from_numpy(targets.astype(np.int64))
+        real[number, place] = True
+        self.batch = Batch(inputs=inputs, targets=wanted, real=real, rows=torch.arange(len(starts)))
+        self.story = number  # (N,) number of each token's story, from 0
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(NamedTuple):
     """What one pass over a probe gave, in the order of its tokens."""
 
     nats: np.ndarray  # (N,) float64

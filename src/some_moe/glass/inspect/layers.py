@@ -3,6 +3,7 @@
 Shapes: E experts, N tokens, K experts a token, D model width, S sampled queries.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,6 @@ class LayerNumbers:
     experts_used: int
     num_experts: int
     max_load: float
-    query_mean_cosine: float | None  # over pairs of different queries; None without queries
-    query_collinearity: float | None  # norm of the mean unit query
-    query_effective_rank: float | None
-    key_mean_cosine: float | None  # over pairs of different keys
-    key_effective_rank: float | None
 
     def __init__(self, collection: Collection, place: int) -> None:
         num_experts, top_k = collection.meta["num_experts"], collection.meta["top_k"]
@@ -56,18 +52,20 @@ class LayerNumbers:
         self.under_used: list[int] = np.flatnonzero(loads < UNDER_USED_LOAD).tolist()
         self.respawned: list[int] = np.flatnonzero(respawns).tolist()
         self.respawns = int(respawns.sum())
-        for name, vectors, measure in (
-            ("query_mean_cosine", collection.queries, mean_pairwise_cosine),
-            ("query_collinearity", collection.queries, query_collinearity),
-            ("query_effective_rank", collection.queries, effective_rank),
-            ("key_mean_cosine", collection.keys, mean_pairwise_cosine),
-            ("key_effective_rank", collection.keys, effective_rank),
-        ):
-            unit = torch.nn.functional.normalize(torch.from_numpy(vectors[place]).double(), dim=-1)
-            setattr(self, name, measure(unit) if unit.numel() else None)  # hash routing has neither keys nor queries
+        queries, keys = collection.queries[place], collection.keys[place]
+        self.query_mean_cosine = _measure(mean_pairwise_cosine, queries)  # over pairs of different queries
+        self.query_collinearity = _measure(query_collinearity, queries)  # norm of the mean unit query
+        self.query_effective_rank = _measure(effective_rank, queries)
+        self.key_mean_cosine = _measure(mean_pairwise_cosine, keys)  # over pairs of different keys
+        self.key_effective_rank = _measure(effective_rank, keys)
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
+
+
+def _measure(figure: Callable[[torch.Tensor], float], vectors: np.ndarray) -> float | None:
+    """A figure of vectors (n, D) at unit length; None where there are none, as under hash routing."""
+    return figure(torch.nn.functional.normalize(torch.from_numpy(vectors).double(), dim=-1)) if vectors.size else None
 
 
 def measure_layers(collection: Collection) -> list[LayerNumbers]:

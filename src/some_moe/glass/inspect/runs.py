@@ -123,22 +123,16 @@ def _describe_missing(run: RunRecord) -> list[str]:
     no_keys = "train.snapshot_every is 0" if train.snapshot_every == 0 else "the folder keys/ is empty or missing"
     no_text = "train.sample_tokens is 0" if train.sample_tokens == 0 else "none was written yet"
     has_tokenizer = (run.path / "tokenizer.json").is_file()
-    checks = (
-        (
-            run.result is None,
-            "No result.json: the run is still training or was killed, so its test loss is not known.",
-        ),
-        (not run.env, "No env.json: the versions and the machine of this run are not known."),
-        (not run.steps, "No training steps in metrics.jsonl: there is no training curve."),
-        (not run.evaluations, "No evaluation in metrics.jsonl: there is no validation curve."),
-        (not run.has_keys, f"This model has no keys ({kind}): there is no key map and no key movement."),
-        (run.has_keys and num_snapshots == 0, f"No key snapshots ({no_keys}): there is no key movement."),
-        (run.has_keys and num_snapshots == 1, "Only one key snapshot: key movement needs two."),
-        (
-            not run.checkpoints,
-            "No checkpoint: the model cannot be replayed, so its experts cannot be watched at work.",
-        ),
-        (run.checkpoints and not has_tokenizer, "No tokenizer.json: the model cannot be replayed on text."),
-        (not run.samples, f"No sample texts: {no_text}."),
-    )
-    return [sentence for absent, sentence in checks if absent]
+    absent = {
+        "No result.json: the run is still training or was killed, so its test loss is not known.": run.result is None,
+        "No env.json: the versions and the machine of this run are not known.": not run.env,
+        "No training steps in metrics.jsonl: there is no training curve.": not run.steps,
+        "No evaluation in metrics.jsonl: there is no validation curve.": not run.evaluations,
+        f"This model has no keys ({kind}): there is no key map and no key movement.": not run.has_keys,
+        f"No key snapshots ({no_keys}): there is no key movement.": run.has_keys and num_snapshots == 0,
+        "Only one key snapshot: key movement needs two.": run.has_keys and num_snapshots == 1,
+        "No checkpoint: the model cannot be replayed, so its experts cannot be watched at work.": not run.checkpoints,
+        "No tokenizer.json: the model cannot be replayed on text.": run.checkpoints and not has_tokenizer,
+        f"No sample texts: {no_text}.": not run.samples,
+    }
+    return [sentence for sentence, holds in absent.items() if holds]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from some_moe.glass.inspect.association import beyond_draws, bootstrap_weights, cover
+from some_moe.glass.inspect.cards import Case
 from some_moe.glass.inspect.interventions import Probe, Replay, StandIn, exchange_experts, knock_out, replay, stand_in
 from some_moe.training.runs import Run
 
@@ -67,16 +68,16 @@ class Trials:
 
         return list(cover(mean_of(inside) - mean_of(outside), self.level))
 
-    def knock_out(
-        self, layer: int, experts: Sequence[int], inside: np.ndarray, outside: np.ndarray, *, num_sets: int
-    ) -> dict[str, Any] | None:
-        """Take the experts away, then matched random sets of others; None where there are too few such sets.
+    def knock_out(self, case: Case, *, num_sets: int) -> dict[str, Any] | None:
+        """Take a guild's experts away, then matched random sets of others; None where there are too few such sets.
 
-        inside, outside (N,) bool: tokens of the class, and all other words. A change is in nats of predicting the
+        A change is in nats of predicting the
         next token from that position. `effect` is a difference of differences: how much more the class is hurt than
         other tokens, by these experts more than by random ones. Its p-value takes the sets' own differences as
         draws of the null; its interval draws stories anew.
         """
+        size, layer, experts = len(self.probe.story), case.card["layer"], case.card["experts"]
+        inside, outside = case.inside[:size], case.outside[:size]
         some_layer, chosen = self.run.model.layers[layer], self.base.experts[layer]
         usage = np.bincount(chosen.ravel(), minlength=some_layer.model.num_experts)
         sets = draw_matched_sets(usage, experts, num_sets, some_layer.model.top_k, self.random)
@@ -103,7 +104,7 @@ class Trials:
             "next_change": float(change[after].mean()) if after.any() else None,
             "class_displaced": displaced(experts),
             "random_class_displaced": float(np.mean([displaced(gone) for gone in sets])),
-            "usage_share": float(usage[list(experts)].sum() / usage.sum()),
+            "usage_share": float(usage[experts].sum() / usage.sum()),
             "random_usage_share": float(np.mean([usage[gone].sum() for gone in sets]) / usage.sum()),
             "num_sets": len(sets),
             "class_tokens": int(inside.sum()),
