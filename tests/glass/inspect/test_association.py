@@ -128,7 +128,7 @@ def significant(seed: int, *, planted: bool) -> bool:
     experts, labels = expert_of[tokens][None, :, None], label_of[tokens]
     family = Family(name="kind", classes=("a", "b", "c"), labels=labels)  # not in context: shuffled by word
     words = Words([family], tokens, story, experts, 6)
-    found = Measured(words, family, experts, num_shuffles=99, random=random)
+    found = Measured(words, family, experts, 99, random)
     return bool(rank_p_values(found.information, found.nulls[0].information)[0] <= 0.05)
 
 

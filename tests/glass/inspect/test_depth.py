@@ -71,7 +71,7 @@ def test_bootstrap_of_stories_gives_the_information_and_draws_around_it() -> Non
     )
     family = Family(name="role", classes=("a", "b", "c"), labels=labels)
     words = Words([family], np.arange(900), story, experts[:, :, None], 4)
-    measured = Measured(words, family, words.experts, num_shuffles=1)
+    measured = Measured(words, family, words.experts, 1)
     measured.null_mean = np.array([0.01, 0.02])
     depth = bootstrap_depth(words, measured, bootstrap_weights(30, 200, random))
     expected = (mutual_information(measured.table) - measured.null_mean) / entropy_bits(measured.table.sum(1))

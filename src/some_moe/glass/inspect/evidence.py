@@ -8,30 +8,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
-from some_moe.glass.inspect.association import (
-    TINY_BITS,
-    Arrangement,
-    Shuffle,
-    adjust_by_holm,
-    adjust_by_maximum,
-    beyond_draws,
-    class_information,
-    class_shares,
-    count_table,
-    entropy_bits,
-    false_discovery_rates,
-    index_selections,
-    mutual_information,
-    rank_p_values,
-    shuffle_by_story,
-    shuffle_by_word,
-    standardize,
-)
+from some_moe.glass.inspect import association
 from some_moe.glass.inspect.labels import OTHER, UNLABELLED, Family
 
-TABLES_AT_ONCE = 32
-MOST_SHARES = 20_000_000  # kept of all shuffles together; large libraries keep those of fewer shuffles
+MOST_SHARES, FEWEST_KEPT = 20_000_000, 32  # large libraries keep the shares of fewer shuffles
 FEWEST_TOKENS = 20  # a class that occurs less often is not looked for
 
 
@@ -51,7 +33,7 @@ class Words:
         self.places = np.flatnonzero(families[0].labels[:size] != UNLABELLED)  # (N,)
         self.families = [replace(family, labels=family.labels[self.places]) for family in families]
         self.experts = experts[:, self.places].astype(np.int64)  # (L, N, K)
-        self.text = Arrangement(tokens[self.places], story[self.places])
+        self.text = association.Arrangement(tokens[self.places], story[self.places])
         self.num_experts = num_experts
 
 
@@ -69,7 +51,7 @@ class KeyComparison(NamedTuple):
     random: np.ndarray  # (R, L)
     own_class_bits: np.ndarray  # (L, C) bits about "this class or not"
     random_class_bits: np.ndarray  # (R, L, C)
-    p_value: np.ndarray  # (L, C); by Holm over all that was tested, once it is adjusted: 1 where it was not
+    p_value: np.ndarray  # (L, C), in the end by Holm over all that was tested; 1 where it was not
 
 
 class Measured:
@@ -80,45 +62,35 @@ class Measured:
     keys: KeyComparison | None = None  # None where there are no keys
 
     def __init__(
-        self,
-        words: Words,
-        family: Family,
-        experts: np.ndarray,
-        *,
-        num_shuffles: int,
-        random: np.random.Generator | None = None,
-        keep_shares: bool = False,
+        self, words: Words, family: Family, experts: np.ndarray, num_shuffles: int, random: Generator | None = None
     ) -> None:
         """Count the selections of experts (L, N, K), and shuffle the labels in all the ways that they must beat.
 
-        random: without it every routing meets the same shuffles. keep_shares: of the shuffles, for `rate_enrichment`.
+        random: without it every routing meets the same shuffles, and nothing of them is kept for `rate_enrichment`.
         """
-        num_experts, num_classes = words.num_experts, len(family.classes)
+        sizes = (words.num_experts, len(family.classes))
         self.family = family
-        self.table = count_table(experts, family.labels, num_experts, num_classes)  # (L, E, C) selections
-        places, num_kept = index_selections(experts, num_experts, num_classes), 0
-        if keep_shares:
-            num_kept = min(num_shuffles, max(TABLES_AT_ONCE, MOST_SHARES // self.table.size))
+        self.table = association.count_table(experts, family.labels, *sizes)  # (L, E, C) selections
+        places = association.index_selections(experts, *sizes)
+        num_kept = 0 if random is None or family.describes else max(FEWEST_KEPT, MOST_SHARES // self.table.size)
 
-        def count_shuffled(shuffle: Shuffle, random: np.random.Generator) -> Null:
-            information = np.empty((num_shuffles, len(experts)))
-            shares = np.empty((num_kept, *self.table.shape), dtype=np.float32)
-            for start in range(0, num_shuffles, TABLES_AT_ONCE):
-                part = slice(start, min(start + TABLES_AT_ONCE, num_shuffles))
-                tables = np.empty((part.stop - part.start, *self.table.shape))
-                for table in tables:
-                    chosen = (places + shuffle(family.labels, words.text, random)[:, None]).ravel()
-                    table[:] = np.bincount(chosen, minlength=table.size).reshape(table.shape)
-                information[part] = mutual_information(tables)
-                shares[part] = class_shares(tables[: max(0, num_kept - start)])
-            return Null(information, shares)
+        def count_shuffled(shuffle: association.Shuffle, random: Generator) -> Null:
+            information, shares = [], []
+            for number in range(num_shuffles):
+                chosen = (places + shuffle(family.labels, words.text, random)[:, None]).ravel()
+                table = np.bincount(chosen, minlength=self.table.size).reshape(self.table.shape)
+                information.append(association.mutual_information(table))
+                if number < num_kept:
+                    shares.append(association.class_shares(table).astype(np.float32))
+            return Null(np.stack(information), np.array(shares))
 
         self.nulls = [count_shuffled(shuffle, random or np.random.default_rng(0)) for shuffle in shuffles_of(family)]
-        self.information = mutual_information(self.table)  # (L,) bits
+        self.information = association.mutual_information(self.table)  # (L,) bits
         # Bits (L,) that chance shares, under the shuffle that leaves most.
         self.null_mean = np.asarray(np.max([null.information.mean(0) for null in self.nulls], axis=0))
-        entropy = np.maximum(entropy_bits(self.table.sum(-2)), TINY_BITS)  # the most that an expert could tell
-        self.nmi = np.asarray((self.information - self.null_mean) / entropy)  # (L,) the share of it that is told
+        # The share (L,) that is told of the classes' entropy, the most that an expert could tell.
+        entropy = np.maximum(association.entropy_bits(self.table.sum(-2)), association.TINY_BITS)
+        self.nmi = np.asarray((self.information - self.null_mean) / entropy)
 
     @property
     def tested(self) -> np.ndarray:
@@ -157,20 +129,26 @@ class Measured:
         }
 
 
-def shuffles_of(family: Family) -> tuple[Shuffle, ...]:
+def shuffles_of(family: Family) -> tuple[association.Shuffle, ...]:
     """The shuffles whose nulls a family must beat: see association.py."""
     if family.describes:
         # No shuffle keeps a word's frequency and changes its identity: these families are of words by definition.
-        return (shuffle_by_story,)
-    return (shuffle_by_word, shuffle_by_story) if family.in_context else (shuffle_by_word,)
+        return (association.shuffle_by_story,)
+    return (
+        (association.shuffle_by_word, association.shuffle_by_story)
+        if family.in_context
+        else (association.shuffle_by_word,)
+    )
 
 
 def judge_association(measured: Sequence[Measured]) -> None:
     """Compare every family and layer with its nulls; the p-value is that of the null that is hardest to beat."""
     pairs = [(one.information, null.information) for one in measured for null in one.nulls]
-    adjusted = iter(adjust_by_maximum([found for found, _ in pairs], [null for _, null in pairs]))
+    adjusted = iter(association.adjust_by_maximum([found for found, _ in pairs], [null for _, null in pairs]))
     for one in measured:
-        one.p_value = np.max([rank_p_values(one.information, null.information) for null in one.nulls], axis=0)
+        one.p_value = np.max(
+            [association.rank_p_values(one.information, null.information) for null in one.nulls], axis=0
+        )
         one.p_adjusted = np.max([next(adjusted) for _ in one.nulls], axis=0)
 
 
@@ -183,14 +161,16 @@ def rate_enrichment(measured: Sequence[Measured]) -> list[np.ndarray]:
     heights, nulls = [], []
     for one, tested in zip(measured, cells, strict=True):
         if tested.any():
-            pairs = [standardize(class_shares(one.table), null.shares) for null in one.nulls]
+            pairs = [association.standardize(association.class_shares(one.table), null.shares) for null in one.nulls]
             # The observed must beat every shuffle, and every shuffle's chances count.
             heights.append(np.min([observed for observed, _ in pairs], axis=0)[tested])
             nulls.append(np.max([null for _, null in pairs], axis=0)[:, tested])
     if not heights:
         return [np.ones(tested.shape) for tested in cells]
     num_kept = min(len(null) for null in nulls)
-    found = false_discovery_rates(np.concatenate(heights), np.concatenate([null[:num_kept] for null in nulls], axis=1))
+    found = association.false_discovery_rates(
+        np.concatenate(heights), np.concatenate([null[:num_kept] for null in nulls], axis=1)
+    )
     return _put_back(found, cells)
 
 
@@ -203,9 +183,7 @@ def _put_back(values: np.ndarray, cells: Sequence[np.ndarray]) -> list[np.ndarra
     return filled
 
 
-def compare_keys(
-    words: Words, draws: Sequence[np.ndarray], measured: Sequence[Measured], num_shuffles: int
-) -> list[KeyComparison]:
+def compare_keys(words: Words, draws: Sequence[np.ndarray], measured: Sequence[Measured], num_shuffles: int) -> None:
     """Compare every family of `words` with the same words routed by random keys: draws, R times (L, n, K).
 
     num_shuffles: a few, that correct the information under each set of keys.
@@ -213,13 +191,14 @@ def compare_keys(
     routings = [words.experts, *(draw[:, words.places] for draw in draws)]
     found = []
     for family in words.families:
-        own, *others = (Measured(words, family, experts, num_shuffles=num_shuffles) for experts in routings)
-        own_bits = class_information(own.table)
-        other_bits = np.stack([class_information(other.table) for other in others])
+        own, *others = (Measured(words, family, experts, num_shuffles) for experts in routings)
+        own_bits = association.class_information(own.table)
+        other_bits = np.stack([association.class_information(other.table) for other in others])
         # Information is nearly a square of what varies normally.
-        p_value = beyond_draws(np.sqrt(own_bits), np.sqrt(other_bits))
+        p_value = association.beyond_draws(np.sqrt(own_bits), np.sqrt(other_bits))
         found.append(KeyComparison(own.nmi, np.stack([other.nmi for other in others]), own_bits, other_bits, p_value))
     cells = [np.broadcast_to(one.tested, part.p_value.shape) for one, part in zip(measured, found, strict=True)]
     p_values = np.concatenate([part.p_value[tested] for part, tested in zip(found, cells, strict=True)])
-    adjusted = _put_back(adjust_by_holm(p_values), cells)
-    return [part._replace(p_value=p_value) for part, p_value in zip(found, adjusted, strict=True)]
+    adjusted = _put_back(association.adjust_by_holm(p_values), cells)
+    for one, part, p_value in zip(measured, found, adjusted, strict=True):
+        one.keys = part._replace(p_value=p_value)

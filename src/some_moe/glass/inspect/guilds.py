@@ -73,16 +73,12 @@ class Effort:
 
 
 def analyze_guilds(
-    run_path: Path,
-    collection: Collection,
-    *,
-    control: Path | None = None,
-    effort: Effort | None = None,
+    run_path: Path, collection: Collection, *, control: Path | None = None, effort: Effort | None = None
 ) -> dict[str, Any]:
     """Find and judge the guilds of a run, and write RUN/analysis/guilds.json.
 
-    collection: what collect() saw of this run. control: another run (such as
-    one whose keys never moved) that is analysed in the same way on the same text; it must have the same tokenizer.
+    collection: what collect() saw of this run. control: another run (such as one whose keys never moved) that is
+    analysed in the same way on the same text; it must have the same tokenizer.
     """
     step, effort = collection.meta["step"], effort or Effort()
     if not (Path(run_path) / "checkpoints" / f"step-{step}").exists():
@@ -148,21 +144,12 @@ class Study:
         text = (self.families, self.tokens, self.story, self.experts, self.num_experts)
         words = Words(*text)
         measured = [
-            Measured(
-                *(words, family, words.experts),
-                num_shuffles=effort.num_shuffles,
-                random=self.random,
-                keep_shares=not family.describes,
-            )
-            for family in words.families
+            Measured(words, family, words.experts, effort.num_shuffles, self.random) for family in words.families
         ]
         judge_association(measured)
         draws = self.draw_random_keys() if self.has_keys else []
         if draws:
-            some_words = Words(*text, self.num_key_tokens)
-            compared = compare_keys(some_words, draws, measured, effort.num_key_shuffles)
-            for one, keys in zip(measured, compared, strict=True):
-                one.keys = keys
+            compare_keys(Words(*text, self.num_key_tokens), draws, measured, effort.num_key_shuffles)
         weights = bootstrap_weights(len(words.text.story_start), effort.num_bootstraps, self.random)
         depths = [bootstrap_depth(words, one, weights) for one in measured]
         trials = self.prepare_trials()

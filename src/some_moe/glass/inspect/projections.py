@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from subprocess import PIPE
 
 import numpy as np
 
@@ -128,13 +129,8 @@ def umap_in_background() -> Iterator[Callable[[Sequence[np.ndarray]], Callable[[
     # process may hold locks that a copy of it would wait for.
     command = [sys.executable, "-c", f"from {__name__} import map_in_background; map_in_background()"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is ours to answer
-    )
+    # In a session of its own, for Ctrl-C is ours to answer.
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True)
     assert process.stdin is not None
     to_umap = process.stdin
 
