@@ -117,10 +117,9 @@ def quote_words(
     """Favourite words and where they stand. chosen: places of a guild's tokens; tokens and story (N,) in order."""
     counts = Counter(tokens[chosen].tolist()).most_common(NUM_WORDS)
     first = {int(tokens[place]): int(place) for place in chosen[::-1]}
-    contexts = [_quote(first[token], tokens, story, tokenizer) for token, _ in counts[:NUM_CONTEXTS]]
     return {
         "words": [{"text": tokenizer.decode([token]).strip(), "count": count} for token, count in counts],
-        "contexts": contexts,
+        "contexts": [_quote(first[token], tokens, story, tokenizer) for token, _ in counts[:NUM_CONTEXTS]],
     }
 
 

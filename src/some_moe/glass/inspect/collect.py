@@ -66,7 +66,10 @@ def collect(
     model, layers = run.model.to(device), run.model.layers
     num_experts, top_k = (config.model.num_experts, config.model.top_k) if layers else (0, 0)
     width = config.model.d_model if layers and layers[0].state is not None else 0
-    sampled = _sample_tokens(rows, max(512, 2 * config.model.d_model), config.train.seed)
+    # The queries of some tokens are kept: of the first in a hashed order of (story, position).
+    order = sample_order(make_salt(config.train.seed, 0), 0, torch.arange(len(rows)), int(rows.lengths.max())).numpy()
+    hashed = np.concatenate([order[i, :length] for i, length in enumerate(rows.lengths)])
+    sampled = np.argsort(hashed, kind="stable")[: max(512, 2 * config.model.d_model)]
     sample_place = np.full(num_tokens, -1)  # of each token among the sampled, or -1
     sample_place[sampled] = np.arange(len(sampled))
 
@@ -121,13 +124,6 @@ def collect(
         queries=queries,
         **_key_stores(layers, experts, num_experts),
     )
-
-
-def _sample_tokens(rows: Rows, size: int, seed: int) -> np.ndarray:
-    """The tokens whose queries are kept: the first `size` in a hashed order of (story, position)."""
-    order = sample_order(make_salt(seed, 0), 0, torch.arange(len(rows)), int(rows.lengths.max())).numpy()
-    hashed = np.concatenate([order[i, :length] for i, length in enumerate(rows.lengths)])
-    return np.argsort(hashed, kind="stable")[:size]
 
 
 def _key_stores(layers: list[SomeLayer], experts: np.ndarray, num_experts: int) -> dict[str, np.ndarray]:

@@ -55,7 +55,7 @@ def shuffle_selections(experts: np.ndarray, random: np.random.Generator) -> np.n
 
 
 def measure_communities(
-    experts: np.ndarray, num_experts: int, *, num_shuffles: int, random: np.random.Generator
+    experts: np.ndarray, num_experts: int, num_shuffles: int, random: np.random.Generator
 ) -> dict[str, Any]:
     """Communities of one layer's experts (N, K) against selections dealt out anew with every expert's load kept."""
     seed = int(random.integers(2**31))

@@ -42,8 +42,7 @@ def bootstrap_depth(words: Words, one: Measured, weights: np.ndarray) -> Depth:
 
     weights (R, S): how often each draw has each story. What chance shares is not counted.
     """
-    shape = one.table.shape
-    size, num_stories = one.table.size, weights.shape[1]
+    shape, size, num_stories = one.table.shape, one.table.size, weights.shape[1]
     places = index_selections(words.experts, *shape[1:]) + (one.family.labels + words.text.story * size)[:, None]
     tables = np.bincount(places.ravel(), minlength=num_stories * size).reshape(num_stories, size).astype(np.float32)
 
@@ -78,24 +77,23 @@ def judge_depth(depths: Sequence[Depth], p_values: Sequence[np.ndarray], level: 
     num_layers = len(depths[0].found)
     if num_layers < 3:
         return {"statement": "Fewer than three layers have no beginning, middle and end to compare.", "slopes": []}
-    slopes, sentences, kept = [], [], []
+    slopes = []
     for depth, p_value in zip(depths, p_values, strict=True):
         above = depth._replace(found=np.maximum(depth.found, 0), draws=np.maximum(depth.draws, 0))
         slope, low, high = above.interval(slope_weights(num_layers), level)
         record: dict[str, Any] = {"family": depth.family, "slope": slope, "interval": [low, high]}
         if depth.family in CLAIMS:
-            claim = judge_claim(above, p_value, level)
-            record |= claim
-            kept.append(claim["holds"])
-            sentences.append(claim["sentence"])
+            record |= judge_claim(above, p_value, level)
         slopes.append(record)
-    if len(kept) < len(CLAIMS):
+    claims = [record for record in slopes if "holds" in record]
+    num_kept = sum(claim["holds"] for claim in claims)
+    if len(claims) < len(CLAIMS):
         opening = "The published order cannot be judged whole, for this text has no tags."
-    elif all(kept):
+    elif num_kept == len(CLAIMS):
         opening = "Specialisation follows the published order of Lexicon, Mind's Eye and Storyteller."
     else:
-        opening = f"Specialisation does not follow the published order: {sum(kept)} of {len(CLAIMS)} claims hold."
-    return {"statement": " ".join([opening, *sentences]), "slopes": slopes}
+        opening = f"Specialisation does not follow the published order: {num_kept} of {len(CLAIMS)} claims hold."
+    return {"statement": " ".join([opening, *(claim["sentence"] for claim in claims)]), "slopes": slopes}
 
 
 def judge_claim(depth: Depth, p_value: np.ndarray, level: float) -> dict[str, Any]:
@@ -119,11 +117,5 @@ def judge_claim(depth: Depth, p_value: np.ndarray, level: float) -> dict[str, An
         sentence = f"{name} fails: {depth.family} does not {claim} {figures}."
     else:
         sentence = f"{name} is open: it cannot be said that {depth.family} would {claim} {figures}."
-    return {
-        "name": name,
-        "claim": claim,
-        "contrast": size,
-        "contrast_interval": [low, high],
-        "holds": holds,
-        "sentence": sentence,
-    }
+    contrast = {"contrast": size, "contrast_interval": [low, high]}
+    return {"name": name, "claim": claim, **contrast, "holds": holds, "sentence": sentence}

@@ -90,8 +90,7 @@ def analyze_guilds(
     result = Study(run, collection, LEVEL, 0, effort).report() | {"control": None}
     if other is not None:
         seen = collect(other, rows_of(collection), split=collection.meta["split"], max_tokens=len(collection.tokens))
-        name = other.path.resolve().name
-        result["control"] = {"run": name, **Study(other, seen, LEVEL, 0, effort).report()}
+        result["control"] = {"run": other.path.resolve().name, **Study(other, seen, LEVEL, 0, effort).report()}
     place = Path(run_path) / "analysis" / "guilds.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     write_whole(place, json.dumps(result, indent=1, allow_nan=False))
@@ -108,10 +107,9 @@ def _open(path: Path, checkpoint: str) -> Run:
 
 def rows_of(collection: Collection) -> Rows:
     """The collected stories as rows of ids again."""
-    starts = np.flatnonzero(collection.position == 0)
-    ends = np.append(starts[1:], len(collection.tokens))
-    pieces = [np.append(collection.tokens[a:b], collection.targets[b - 1]) for a, b in zip(starts, ends, strict=True)]
-    return Rows(np.concatenate(pieces).astype(np.uint16), np.cumsum([0, *map(len, pieces)]))
+    ends = np.append(np.flatnonzero(collection.position == 0)[1:], len(collection.tokens))
+    ids = np.insert(collection.tokens, ends, collection.targets[ends - 1]).astype(np.uint16)
+    return Rows(ids, np.append(0, ends + np.arange(1, len(ends) + 1)))
 
 
 def whole_stories(story: np.ndarray, most: int) -> int:
@@ -134,9 +132,7 @@ class Study:
         self.tokens, self.targets = collection.tokens[:size], collection.targets[:size]
         self.story, self.experts = collection.story[:size], collection.experts[:, :size]
         self.num_key_tokens = whole_stories(self.story, effort.key_tokens)
-        self.families = label_tokens(
-            self.tokens, self.story, tokenizer=run.tokenizer, data=run.config.data, split=self.split
-        )
+        self.families = label_tokens(self.tokens, self.story, run.tokenizer, run.config.data, self.split)
 
     def report(self) -> dict[str, Any]:
         """Everything that guilds.json holds of one run."""
@@ -205,9 +201,7 @@ class Study:
         draws = draws[:3] if self.num_experts >= LARGE_LIBRARY else draws
         found = []
         for layer, experts in enumerate(self.experts[:, : self.num_key_tokens].astype(np.int64)):
-            one = measure_communities(
-                experts, self.num_experts, num_shuffles=self.effort.num_community_shuffles, random=self.random
-            )
+            one = measure_communities(experts, self.num_experts, self.effort.num_community_shuffles, self.random)
             by_chance = [find_communities(count_pairs(draw[layer], self.num_experts), 0)[1] for draw in draws]
             found.append({"layer": layer, **one, "random_keys_modularity": by_chance})
         return found

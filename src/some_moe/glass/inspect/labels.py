@@ -40,11 +40,10 @@ class Family:
 
 
 def label_tokens(
-    tokens: np.ndarray, story: np.ndarray, *, tokenizer: Tokenizer, data: DataConfig, split: str
+    tokens: np.ndarray, story: np.ndarray, tokenizer: Tokenizer, data: DataConfig, split: str
 ) -> list[Family]:
     """Every family that this text allows. tokens and story (N,): the ids and the story each belongs to, in order."""
-    starts = np.flatnonzero(np.diff(story, prepend=-1))
-    rows = np.split(tokens, starts[1:])
+    rows = np.split(tokens, np.flatnonzero(np.diff(story)) + 1)
     told = match_stories(rows, tokenizer, data, split)
     words = [] if told is None else label_words(tokens, rows, told, tokenizer)
     if not words:  # forms are all that can be said of the words of a text that has no tags
@@ -105,8 +104,7 @@ def _sort_into(
     name: str, classes: Sequence[str], names: Sequence[str], tokens: np.ndarray, *, in_context: bool = False
 ) -> Family:
     """A family whose tokens (N,) have the classes of these names."""
-    places = {name: place for place, name in enumerate(classes)}
-    labels = np.array([places[name] for name in names], dtype=np.int64)
+    labels = np.array([classes.index(one) for one in names], dtype=np.int64)
     labels[np.isin(tokens, NO_WORDS)] = UNLABELLED
     return Family(name=name, classes=tuple(classes), labels=labels, in_context=in_context)
 

@@ -15,13 +15,12 @@ from some_moe.metrics.usage import gate_entropy_nats, gini, hash_counts, summari
 
 GENERALIST_LOAD = 3.0
 UNDER_USED_LOAD = 0.1
-RULES = {
+RULES = {  # how the words of a layer's numbers are meant
     "generalists": f"experts with at least {GENERALIST_LOAD:g} fair shares of the layer's selections",
     "under_used": f"experts with less than {UNDER_USED_LOAD:g} fair shares of the layer's selections",
     "breadth": "share of the different token ids of the pass that an expert served at least once",
     "hash_gini": "gini if a hash of the token id chose the experts: the unevenness of the words alone",
 }
-"""How the words of a layer's numbers are meant."""
 
 
 class LayerNumbers:
@@ -39,13 +38,12 @@ class LayerNumbers:
         experts, respawns = collection.experts[place], collection.respawns[place]
         counts = np.bincount(experts.ravel(), minlength=num_experts)
         loads = counts * (num_experts / max(1, counts.sum()))
-        ids = torch.from_numpy(collection.tokens.astype(np.int64))
         self.layer: int = collection.meta["depths"][place]  # the block it belongs to
         self.counts: list[int] = counts.tolist()  # (E,) selections n
         self.loads: list[float] = loads.tolist()  # (E,)
         self.breadth: list[float] = measure_breadth(experts, collection.tokens, num_experts).tolist()  # (E,) see RULES
         self.__dict__ |= summarize_usage(torch.from_numpy(counts))
-        self.hash_gini = gini(hash_counts(ids, num_experts, top_k))
+        self.hash_gini = gini(hash_counts(torch.from_numpy(collection.tokens.astype(np.int64)), num_experts, top_k))
         self.gate_entropy_nats = gate_entropy_nats(torch.from_numpy(collection.gates[place]))
         self.max_gate_entropy_nats = float(np.log(top_k))
         self.generalists = [int(i) for i in np.argsort(-loads, kind="stable") if loads[i] >= GENERALIST_LOAD]
@@ -83,10 +81,8 @@ def measure_breadth(experts: np.ndarray, tokens: np.ndarray, num_experts: int) -
 
 def share_company(pairs: np.ndarray) -> np.ndarray:
     """Of the tokens that chose expert i, the share that chose j too: (E, E); 0 where i was never chosen."""
-    chosen = np.diag(pairs)
-    shares = pairs / np.maximum(1, chosen)[:, None]
-    np.fill_diagonal(shares, 0.0)
-    return np.asarray(shares)
+    others = pairs * ~np.eye(len(pairs), dtype=bool)
+    return np.asarray(others / np.maximum(1, np.diag(pairs))[:, None])
 
 
 def order_by_company(pairs: np.ndarray) -> np.ndarray:

@@ -142,8 +142,7 @@ def umap_in_background() -> Iterator[Callable[[Sequence[np.ndarray]], Callable[[
             answer, _ = process.communicate()
             if not answer:
                 raise RuntimeError("the process that runs UMAP has died; its error is above")
-            maps: list[KeyMap] = pickle.loads(answer)
-            return maps
+            return list(pickle.loads(answer))
 
         return wait
 

@@ -27,14 +27,10 @@ class KeySnapshots:
     def steps(self) -> tuple[int, ...]:
         return tuple(self.files)
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def read(self, what: str, step: int, layer: int) -> np.ndarray:
         """The "keys" (E, D) of a block after `step` steps, or their "usage" (E,): the share of the load times E."""
         with safe_open(self.files[step], framework="numpy") as file:
-            array: np.ndarray = file.get_tensor(f"{layer}.{what}")
-        return array
+            return np.asarray(file.get_tensor(f"{layer}.{what}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +114,7 @@ def _find_snapshots(folder: Path, damaged: list[str]) -> KeySnapshots:
 
 def _describe_missing(run: RunRecord) -> list[str]:
     """What is not in the folder, and what follows: one sentence each."""
-    train, num_snapshots = run.config.train, len(run.snapshots)
+    train, num_snapshots = run.config.train, len(run.snapshots.files)
     kind = "hash routing" if run.config.model.ffn == "some" else "dense blocks"
     no_keys = "train.snapshot_every is 0" if train.snapshot_every == 0 else "the folder keys/ is empty or missing"
     no_text = "train.sample_tokens is 0" if train.sample_tokens == 0 else "none was written yet"

@@ -29,7 +29,7 @@ def draw_matched_sets(
     do not make so many: a guild may be busier than all of them together.
     """
     wanted = usage[list(experts)].sum()
-    others = np.array([e for e in range(len(usage)) if e not in set(experts) and usage[e] > 0], dtype=np.int64)
+    others = np.setdiff1d(np.flatnonzero(usage), experts)
     largest = min(len(others), len(usage) - top_k)
     sets: dict[frozenset[int], list[int]] = {}
     for _ in range(TRIES * count if largest else 0):
