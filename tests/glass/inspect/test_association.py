@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from some_moe.glass.inspect.association import (
+    Arrangement,
     adjust_by_holm,
     adjust_by_maximum,
-    arrange,
     beyond_draws,
     class_information,
     class_shares,
@@ -20,8 +20,9 @@ from some_moe.glass.inspect.association import (
     rank_p_values,
     shuffle_by_story,
     shuffle_by_word,
-    shuffle_many,
 )
+from some_moe.glass.inspect.evidence import Measured, Words
+from some_moe.glass.inspect.labels import Family
 
 EXPERTS = np.array([[[0, 1], [0, 2], [3, 2]]])  # one layer, three tokens, two experts each
 LABELS = np.array([0, 0, 1])
@@ -71,7 +72,7 @@ def test_class_shares_sum_to_one_for_classes_that_occur() -> None:
 
 def test_a_shuffle_by_word_moves_a_word_as_a_whole() -> None:
     tokens, story = make_text(0)
-    text = arrange(tokens, story)
+    text = Arrangement(tokens, story)
     of_word = np.random.default_rng(1).integers(0, 3, 64)
     shuffled = shuffle_by_word(of_word[tokens], text, np.random.default_rng(2))
     assert (shuffled != of_word[tokens]).any()
@@ -81,7 +82,7 @@ def test_a_shuffle_by_word_moves_a_word_as_a_whole() -> None:
 
 def test_words_exchange_labels_only_with_words_of_like_frequency() -> None:
     tokens, story = make_text(0)
-    text = arrange(tokens, story)
+    text = Arrangement(tokens, story)
     words, word = np.unique(tokens, return_inverse=True)
     shuffled = shuffle_by_word(text.bins[word], text, np.random.default_rng(3))
     assert (shuffled == text.bins[word]).all()
@@ -94,7 +95,7 @@ def test_words_exchange_labels_only_with_words_of_like_frequency() -> None:
 def test_a_shuffle_by_word_keeps_blocks_of_a_story_together() -> None:
     # Every word of a story has the story's label: wherever a block goes, it stays of one label.
     tokens, story = make_text(4)
-    shuffled = shuffle_by_word(story % 3, arrange(tokens, story), np.random.default_rng(5))
+    shuffled = shuffle_by_word(story % 3, Arrangement(tokens, story), np.random.default_rng(5))
     for place in np.unique(tokens * 100 + story):
         block = shuffled[tokens * 100 + story == place]
         assert len(set(block.tolist())) == 1
@@ -103,7 +104,7 @@ def test_a_shuffle_by_word_keeps_blocks_of_a_story_together() -> None:
 def test_a_shuffle_by_story_exchanges_whole_sequences() -> None:
     tokens, story = make_text(6)
     labels = np.arange(len(tokens))
-    shuffled = shuffle_by_story(labels, arrange(tokens, story), np.random.default_rng(7)).reshape(12, 60)
+    shuffled = shuffle_by_story(labels, Arrangement(tokens, story), np.random.default_rng(7)).reshape(12, 60)
     assert (np.diff(shuffled, axis=1) == 1).all()
     assert sorted(shuffled[:, 0].tolist()) == list(range(0, 720, 60))
 
@@ -112,7 +113,7 @@ def test_a_shuffle_by_story_stretches_stories_of_other_lengths() -> None:
     story = np.repeat([0, 1], [10, 30])
     position = np.concatenate((np.arange(10) / 10, np.arange(30) / 30))
     labels = (position * 5).astype(np.int64)
-    text = arrange(np.arange(40) % 7, story)
+    text = Arrangement(np.arange(40) % 7, story)
     for seed in range(5):
         assert (shuffle_by_story(labels, text, np.random.default_rng(seed)) == labels).mean() > 0.7
 
@@ -125,12 +126,10 @@ def significant(seed: int, *, planted: bool) -> bool:
     if planted:
         expert_of = np.where(random.random(64) < 0.7, label_of, expert_of)
     experts, labels = expert_of[tokens][None, :, None], label_of[tokens]
-    sizes = {"num_experts": 6, "num_classes": 3}
-    null = shuffle_many(
-        experts, labels, arrange(tokens, story), shuffle_by_word, **sizes, num_shuffles=99, random=random
-    )
-    observed = mutual_information(count_table(experts, labels, **sizes))
-    return bool(rank_p_values(observed, null.information)[0] <= 0.05)
+    family = Family(name="kind", classes=("a", "b", "c"), labels=labels)  # not in context: shuffled by word
+    words = Words([family], tokens, story, experts, 6)
+    found = Measured(words, family, experts, 99, random)
+    return bool(rank_p_values(found.information, found.nulls[0].information)[0] <= 0.05)
 
 
 def test_a_content_router_without_guilds_is_not_called_significant() -> None:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from some_moe.glass.inspect.cards import Case, count_passed
-from some_moe.glass.inspect.evidence import Candidate
+from some_moe.glass.inspect.cards import Card, count_passed, judge
 
 SHARE = 0.003
 KNOCKOUT = {
@@ -18,24 +17,24 @@ KNOCKOUT = {
 }
 
 
-def make_case(knockout: dict[str, Any] | None = KNOCKOUT, **changes: Any) -> Case:
-    candidate = Candidate(family=0, label=1, layer=2, experts=(4, 9), npmi=0.4, q_value=0.002)
-    known: dict[str, Any] = {"p_association": 0.002, "p_keys": 0.001, "own_bits": 0.3, "random_bits": [0.1, 0.12]}
-    return Case(candidate=candidate, family="role", class_name="hero", knockout=knockout, **(known | changes))
+def make_card(**changes: Any) -> Card:
+    keys = {"p_adjusted": 0.001, "own_bits": 0.3, "random_bits": [0.1, 0.12]} | changes.pop("random_keys", {})
+    card = {"layer": 2, "family": "role", "class": "hero", "p_association": 0.002, "knockout": KNOCKOUT}
+    return card | {"random_keys": keys} | changes
 
 
 def test_a_case_that_passes_every_test_is_supported() -> None:
-    verdict, reason = make_case().judge(SHARE)
-    assert verdict == "supported"
-    assert "0.500 nats" in reason
+    found = judge(make_card(), SHARE)
+    assert found["verdict"] == "supported"
+    assert "0.500 nats" in found["reason"]
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"p_association": 0.004}, "Shuffled labels may share as much"),
-        ({"p_keys": 0.2}, "Random keys may do as well"),
-        ({"p_keys": None, "own_bits": None}, "The router has no keys"),
+        ({"random_keys": {"p_adjusted": 0.2}}, "Random keys may do as well"),
+        ({"random_keys": {"p_adjusted": None, "own_bits": None}}, "The router has no keys"),
         ({"knockout": None}, "cannot be knocked out"),
         ({"knockout": KNOCKOUT | {"p_adjusted": 0.01}}, "Random sets of equally used experts"),
         ({"knockout": KNOCKOUT | {"class_change": 0.04}}, "Without its experts"),
@@ -45,12 +44,13 @@ def test_a_case_that_passes_every_test_is_supported() -> None:
     ],
 )
 def test_one_failure_is_enough_and_is_named(changes: dict[str, Any], reason: str) -> None:
-    verdict, found = make_case(**changes).judge(SHARE)
-    assert verdict == "not supported"
-    assert reason in found
-    assert found.endswith(".")
+    found = judge(make_card(**changes), SHARE)
+    assert found["verdict"] == "not supported"
+    assert reason in found["reason"]
+    assert found["reason"].endswith(".")
 
 
 def test_the_count_follows_the_order_of_the_tests() -> None:
-    cases = [make_case(), make_case(p_association=0.5), make_case(p_keys=0.5), make_case(knockout=None)]
-    assert count_passed(cases, SHARE) == {"enrichment": 4, "association": 3, "random_keys": 2, "knockout": 1}
+    no_better = make_card(random_keys={"p_adjusted": 0.5})
+    cards = [make_card(), make_card(p_association=0.5), no_better, make_card(knockout=None)]
+    assert count_passed(cards, SHARE) == {"enrichment": 4, "association": 3, "random_keys": 2, "knockout": 1}

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from some_moe.glass.inspect.association import bootstrap_weights, count_table, entropy_bits, mutual_information
+from some_moe.glass.inspect.association import bootstrap_weights, entropy_bits, mutual_information
 from some_moe.glass.inspect.depth import CLAIMS, Depth, bootstrap_depth, judge_depth, peak_weights, slope_weights
+from some_moe.glass.inspect.evidence import Measured, Words
+from some_moe.glass.inspect.labels import Family
 
 SURE = np.full(3, 0.001)
 
@@ -67,15 +69,14 @@ def test_bootstrap_of_stories_gives_the_information_and_draws_around_it() -> Non
     experts = np.stack(
         [np.where(random.random(900) < share, labels, random.integers(0, 4, 900)) for share in (0.8, 0.2)]
     )
-    experts = experts[:, :, None]
-    table = count_table(experts, labels, 4, 3)
-    bias = np.array([0.01, 0.02])
-    depth = bootstrap_depth(
-        "role", experts, labels, story, bootstrap_weights(30, 200, random), bias, num_experts=4, num_classes=3
-    )
-    expected = (mutual_information(table) - bias) / entropy_bits(table.sum(1))
+    family = Family(name="role", classes=("a", "b", "c"), labels=labels)
+    words = Words([family], np.arange(900), story, experts[:, :, None], 4)
+    measured = Measured(words, family, words.experts, 1)
+    measured.null_mean = np.array([0.01, 0.02])
+    depth = bootstrap_depth(words, measured, bootstrap_weights(30, 200, random))
+    expected = (mutual_information(measured.table) - measured.null_mean) / entropy_bits(measured.table.sum(1))
     assert depth.found == pytest.approx(expected, rel=1e-5)
     for layer in range(2):
-        low, high = depth.layer_interval(layer, 0.01)
+        _, low, high = depth.interval(np.eye(2)[layer], 0.01)
         assert low < high < low + 0.3
         assert low - 0.05 < expected[layer] < high + 0.05

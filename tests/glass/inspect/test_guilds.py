@@ -18,8 +18,8 @@ from some_moe.data.stories import tell_many
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.glass.inspect.collect import collect
 from some_moe.glass.inspect.collection import Collection
-from some_moe.glass.inspect.guilds import Effort, Study, analyze_guilds, rows_of, whole_stories
-from some_moe.glass.inspect.interventions import Probe, make_probe
+from some_moe.glass.inspect.guilds import LEVEL, Effort, Study, analyze_guilds, rows_of, whole_stories
+from some_moe.glass.inspect.interventions import Probe
 from some_moe.glass.inspect.labels import label_tokens
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
@@ -52,7 +52,6 @@ LITTLE = Effort(
 )
 MORE = replace(LITTLE, num_key_draws=20)  # a few draws of random keys leave much to chance
 GUILD = (2, 5, 7)
-LEVEL = 0.01
 
 
 @cache
@@ -108,7 +107,7 @@ def fit_head(model: SomeLM, probe: Probe, targets: np.ndarray) -> None:
     seen: list[torch.Tensor] = []
     handle = model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     tokens = probe.batch.inputs
-    model(tokens, TokenInfo.of(tokens.shape, tokens.device, counted=probe.batch.real))
+    model(tokens, TokenInfo.of(tokens.shape, tokens.device, counted=probe.batch.real, ids=tokens))
     handle.remove()
     x, y = seen[0][probe.batch.real].double(), torch.from_numpy(targets)
     counts, mean = torch.bincount(y, minlength=MODEL.vocab_size), x.mean(0)
@@ -131,9 +130,15 @@ def make_run(seed: int, *, planted: bool, num_stories: int = 12, **changes: obje
             layer.library.down_bias.mul_(4)  # every expert leaves its mark
     if planted:
         plant_guild(model, tokens, story, seed)
-    fit_head(model, make_probe(tokens, targets, story), targets)
+    fit_head(model, Probe(tokens, targets, story), targets)
     run = Run(Path("small"), config, make_tokenizer(), model, 0)
     return run, collect(run, rows, split="valid")
+
+
+def change_run(run: Run, **parts: Any) -> Run:
+    """The run with other parts."""
+    known = {name: getattr(run, name) for name in ("path", "config", "tokenizer", "model", "step")}
+    return Run(**(known | parts))
 
 
 def save_run(run: Run, folder: Path) -> Path:
@@ -182,7 +187,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Collection,
     run, collection = make_run(0, planted=True)
     folder = save_run(run, tmp_path_factory.mktemp("runs") / "planted")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    report = analyze_guilds(folder, collection, level=LEVEL, effort=MORE)
+    report = analyze_guilds(folder, collection, effort=MORE)
     assert {path: path.read_bytes() for path in before} == before
     return folder, collection, report
 
@@ -261,7 +266,7 @@ def test_a_control_on_the_same_text_is_stored_beside(
     folder, collection, report = planted
     run, _ = make_run(0, planted=False)
     other = save_run(run, tmp_path / "control")
-    found = analyze_guilds(folder, collection, level=LEVEL, effort=MORE, control=other)
+    found = analyze_guilds(folder, collection, effort=MORE, control=other)
     assert found["guilds"] == report["guilds"]
     assert found["control"]["run"] == "control"  # its folder's name: twins often share the name in their config
     assert not supported(found["control"])
@@ -274,7 +279,7 @@ def test_a_control_with_another_tokenizer_is_refused(
 ) -> None:
     run, _ = make_run(0, planted=False)
     tokenizer = Tokenizer.train(["other text"], 300)
-    other = save_run(Run(run.path, run.config, tokenizer, run.model, run.step), tmp_path / "control")
+    other = save_run(change_run(run, tokenizer=tokenizer), tmp_path / "control")
     with pytest.raises(ConfigError, match="another tokenizer"):
         analyze_guilds(planted[0], planted[1], control=other, effort=LITTLE)
 
@@ -282,15 +287,11 @@ def test_a_control_with_another_tokenizer_is_refused(
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     run, collection = make_run(1, planted=False, num_stories=3)
     folder = save_run(run, tmp_path / "run")
-    with pytest.raises(ConfigError, match="level 2"):
-        analyze_guilds(folder, collection, level=2)
-    with pytest.raises(ConfigError, match="is finer than 999 shuffles can tell"):
-        analyze_guilds(folder, collection, level=0.001)
     moved = replace(collection, experts=(collection.experts + 1) % MODEL.num_experts)
     with pytest.raises(ConfigError, match="does not fit the model"):
         analyze_guilds(folder, moved, effort=LITTLE)
     config = run.config.override({"model.ffn": "dense", "model.dense_width": 8})
-    dense = Run(run.path, config, run.tokenizer, SomeLM(config.model), run.step)
+    dense = change_run(run, config=config, model=SomeLM(config.model))
     with pytest.raises(ConfigError, match="has no SoME layer"):
         analyze_guilds(save_run(dense, tmp_path / "dense"), collection)
     with pytest.raises(ConfigError, match="has no SoME layer"):
@@ -313,8 +314,7 @@ def test_every_kind_of_router_is_analysed(changes: dict[str, object]) -> None:
 
 def test_text_without_tags_is_sorted_by_form() -> None:
     run, collection = make_run(3, planted=False, num_stories=4)
-    config = run.config.override({"data.source": "somewhere.txt"})
-    run = Run(run.path, config, run.tokenizer, run.model, run.step)
+    run = change_run(run, config=run.config.override({"data.source": "somewhere.txt"}))
     report = Study(run, collection, LEVEL, 0, LITTLE).report()
     assert [family["family"] for family in report["families"]] == ["form", "identity", "frequency"]
 

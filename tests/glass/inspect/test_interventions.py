@@ -10,7 +10,6 @@ from some_moe.glass.inspect.interventions import (
     exchange_experts,
     fit_bias,
     knock_out,
-    make_probe,
     random_keys,
     replay,
     stand_in,
@@ -29,7 +28,7 @@ def make_case(variant: str) -> tuple[SomeLM, RunConfig, Probe]:
     random = np.random.default_rng(0)
     tokens = random.integers(3, config.model.vocab_size, 90)
     story = np.repeat([0, 1, 4], [40, 20, 30])
-    return model, config, make_probe(tokens, np.roll(tokens, -1), story)
+    return model, config, Probe(tokens, np.roll(tokens, -1), story)
 
 
 def all_tensors(model: SomeLM) -> dict[str, torch.Tensor]:
@@ -158,7 +157,7 @@ def test_a_fitted_bias_gives_the_wanted_loads_and_keeps_unused_experts_unused() 
 
 def test_a_probe_keeps_the_order_of_its_tokens() -> None:
     tokens, story = np.arange(5, 11), np.array([3, 3, 3, 8, 8, 9])
-    probe = make_probe(tokens, tokens + 1, story)
+    probe = Probe(tokens, tokens + 1, story)
     assert probe.batch.inputs.tolist() == [[5, 6, 7], [8, 9, 0], [10, 0, 0]]
     assert probe.batch.targets[probe.batch.real].tolist() == [6, 7, 8, 9, 10, 11]
     assert probe.story.tolist() == [0, 0, 0, 1, 1, 2]

@@ -56,8 +56,8 @@ def test_snapshots_are_in_the_order_of_steps(folder: Path) -> None:
     snapshots = read_run(folder).snapshots
     assert snapshots.steps == (0, 4, 10)
     assert snapshots.layers == (0, 1)
-    assert [snapshots.keys(step, 1).tolist() for step in snapshots.steps] == [[[n] * 3] * 2 for n in (1, 5, 11)]
-    assert snapshots.usage(4, 0).tolist() == [1, 1]
+    assert [snapshots.read("keys", step, 1).tolist() for step in snapshots.steps] == [[[n] * 3] * 2 for n in (1, 5, 11)]
+    assert snapshots.read("usage", 4, 0).tolist() == [1, 1]
 
 
 def test_reading_a_run_needs_no_torch(folder: Path) -> None:

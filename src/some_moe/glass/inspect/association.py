@@ -17,18 +17,11 @@ plot part) must beat both shuffles, and its p-value is the larger of the two.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 TINY_BITS = 1e-6
-TABLES_AT_ONCE = 32
-MOST_SHARES = 20_000_000  # kept of all shuffles together; large libraries keep those of fewer shuffles
 BIN_SIZE = 16  # words that exchange their labels: neighbours in frequency
-Shuffle = Callable[[np.ndarray, "Arrangement", np.random.Generator], np.ndarray]
-
-
-# --- tables -----------------------------------------------------------------------------------------------
 
 
 def index_selections(experts: np.ndarray, num_experts: int, num_classes: int) -> np.ndarray:
@@ -77,67 +70,38 @@ def class_shares(table: np.ndarray) -> np.ndarray:
     return np.asarray(table / np.maximum(table.sum(-2, keepdims=True), 1))
 
 
-# --- shuffles ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """Where the words, blocks and stories of N tokens lie. A block is one word in one story."""
+    """Where the B blocks (one word in one story), W words and S stories of N tokens lie."""
 
-    order: np.ndarray  # (N,) tokens sorted by word, then by place
-    block: np.ndarray  # (N,) each token's block
-    repeats: np.ndarray  # tokens that are not the first of their block
-    within: np.ndarray  # the place in its block of each of the repeats
-    block_start: np.ndarray  # (B,) first place of a block in `order`
-    block_length: np.ndarray  # (B,)
-    block_word: np.ndarray  # (B,) the block's word, numbered from 0
-    word_start: np.ndarray  # (W,) first block of a word
-    word_blocks: np.ndarray  # (W,) how many blocks it has
-    bins: np.ndarray  # (W,) words of like frequency share a bin
-    in_bins: np.ndarray  # (W,) words sorted by bin
-    story: np.ndarray  # (N,) each token's story, numbered from 0
-    story_start: np.ndarray  # (S,) first token of a story
-    story_length: np.ndarray  # (S,)
-    progress: np.ndarray  # (N,) how far into its story each token stands, from 0 to below 1
+    def __init__(self, tokens: np.ndarray, story: np.ndarray) -> None:
+        """tokens and story (N,); the tokens of a story stand together."""
+        places = np.arange(len(tokens))
+        _, word, counts = np.unique(tokens, return_inverse=True, return_counts=True)
+        self.story_start = np.flatnonzero(np.diff(story, prepend=story[0] - 1))  # (S,) first token of a story
+        self.story_length = np.diff(self.story_start, append=len(story))  # (S,)
+        self.story = np.repeat(np.arange(len(self.story_start)), self.story_length)  # (N,) numbered from 0
+        # How far into its story each token stands (N,), from 0 to below 1.
+        self.progress = (places - self.story_start[self.story]) / self.story_length[self.story]
+        self.order = np.argsort(word, kind="stable")  # (N,) tokens sorted by word, then by place
+        sorted_word, sorted_story = word[self.order], self.story[self.order]
+        begins = (np.diff(sorted_word, prepend=-1) != 0) | (np.diff(sorted_story, prepend=-1) != 0)
+        self.block_start = np.flatnonzero(begins)  # (B,) first place of a block in `order`
+        self.block_length = np.diff(self.block_start, append=len(tokens))  # (B,)
+        self.block_word = sorted_word[self.block_start]  # (B,)
+        back = np.argsort(self.order, kind="stable")
+        self.block = (np.cumsum(begins) - 1)[back]  # (N,) each token's block
+        within = back - self.block_start[self.block]
+        self.repeats = np.flatnonzero(within)  # tokens that are not the first of their block
+        self.within = within[self.repeats]  # the place in its block of each of the repeats
+        self.word_start = np.searchsorted(self.block_word, np.arange(len(counts)))  # (W,) first block of a word
+        self.word_blocks = np.diff(self.word_start, append=len(self.block_word))  # (W,) how many it has
+        rank = np.argsort(np.argsort(-counts, kind="stable"), kind="stable")
+        # Words of like frequency share a bin (W,); a last handful of words joins the bin before it.
+        self.bins = np.minimum(rank // BIN_SIZE, max(0, len(counts) // BIN_SIZE - 1))
+        self.in_bins = np.argsort(self.bins, kind="stable")  # (W,) words sorted by bin
 
 
-def arrange(tokens: np.ndarray, story: np.ndarray) -> Arrangement:
-    """Find words and stories. tokens and story (N,); the tokens of a story stand together."""
-    _, word, counts = np.unique(tokens, return_inverse=True, return_counts=True)
-    story_start = np.flatnonzero(np.diff(story, prepend=story[0] - 1))
-    story_length = np.diff(story_start, append=len(story))
-    number = np.repeat(np.arange(len(story_start)), story_length)
-    order = np.argsort(word, kind="stable")
-    begins = (np.diff(word[order], prepend=-1) != 0) | (np.diff(number[order], prepend=-1) != 0)
-    block_start = np.flatnonzero(begins)
-    block = np.empty(len(tokens), dtype=np.int64)
-    block[order] = np.cumsum(begins) - 1
-    place = np.empty(len(tokens), dtype=np.int64)
-    place[order] = np.arange(len(tokens))
-    block_word = word[order][block_start]
-    word_start = np.searchsorted(block_word, np.arange(len(counts)))
-    rank = np.empty(len(counts), dtype=np.int64)
-    rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
-    # A last handful of words joins the bin before it.
-    bins = np.minimum(rank // BIN_SIZE, max(0, len(counts) // BIN_SIZE - 1))
-    within = place - block_start[block]
-    return Arrangement(
-        order=order,
-        block=block,
-        repeats=np.flatnonzero(within),
-        within=within[within > 0],
-        block_start=block_start,
-        block_length=np.diff(block_start, append=len(tokens)),
-        block_word=block_word,
-        word_start=word_start,
-        word_blocks=np.diff(word_start, append=len(block_word)),
-        bins=bins,
-        in_bins=np.argsort(bins, kind="stable"),
-        story=number,
-        story_start=story_start,
-        story_length=story_length,
-        progress=(np.arange(len(tokens)) - story_start[number]) / story_length[number],
-    )
+Shuffle = Callable[[np.ndarray, Arrangement, np.random.Generator], np.ndarray]
 
 
 def shuffle_by_word(labels: np.ndarray, text: Arrangement, random: np.random.Generator) -> np.ndarray:
@@ -156,46 +120,6 @@ def shuffle_by_story(labels: np.ndarray, text: Arrangement, random: np.random.Ge
     giver = random.permutation(len(text.story_start))
     place = (text.progress * text.story_length[giver][text.story] + 1e-6).astype(np.int64)
     return np.asarray(labels[place + text.story_start[giver][text.story]])
-
-
-@dataclass(frozen=True)
-class Null:
-    """What P shuffles of the labels gave."""
-
-    information: np.ndarray  # (P, L) bits
-    shares: np.ndarray | None  # (P or fewer, L, E, C) float32 class shares, where they were asked for
-
-
-def shuffle_many(
-    experts: np.ndarray,
-    labels: np.ndarray,
-    text: Arrangement,
-    shuffle: Shuffle,
-    *,
-    num_experts: int,
-    num_classes: int,
-    num_shuffles: int,
-    random: np.random.Generator,
-    keep_shares: bool = False,
-) -> Null:
-    """Shuffle the labels (N,) P times under fixed experts (L, N, K)."""
-    shape = (len(experts), num_experts, num_classes)
-    places = index_selections(experts, num_experts, num_classes)
-    information = np.empty((num_shuffles, len(experts)))
-    num_kept = min(num_shuffles, max(TABLES_AT_ONCE, MOST_SHARES // int(np.prod(shape)))) if keep_shares else 0
-    shares = np.empty((num_kept, *shape), dtype=np.float32)
-    for start in range(0, num_shuffles, TABLES_AT_ONCE):
-        part = slice(start, min(start + TABLES_AT_ONCE, num_shuffles))
-        tables = np.empty((part.stop - part.start, *shape))
-        for table in tables:
-            shuffled = shuffle(labels, text, random)
-            table[:] = np.bincount((places + shuffled[:, None]).ravel(), minlength=table.size).reshape(shape)
-        information[part] = mutual_information(tables)
-        shares[part] = class_shares(tables[: max(0, num_kept - start)])
-    return Null(information, shares if keep_shares else None)
-
-
-# --- decisions --------------------------------------------------------------------------------------------
 
 
 def rank_p_values(observed: np.ndarray, null: np.ndarray) -> np.ndarray:
@@ -267,6 +191,12 @@ def beyond_draws(observed: np.ndarray, draws: np.ndarray) -> np.ndarray:
     count = len(draws)
     spread = np.maximum(draws.std(0, ddof=1) * np.sqrt(1 + 1 / count), 1e-12)
     return np.asarray(stdtr(count - 1, (draws.mean(0) - observed) / spread))
+
+
+def cover(draws: np.ndarray, level: float) -> tuple[float, float]:
+    """The interval that leaves out a share `level` of the draws (R,), half at each end."""
+    low, high = np.quantile(draws, (level / 2, 1 - level / 2))
+    return float(low), float(high)
 
 
 def bootstrap_weights(num_stories: int, num_draws: int, random: np.random.Generator) -> np.ndarray:

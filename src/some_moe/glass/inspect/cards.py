@@ -8,91 +8,103 @@ from typing import Any
 import numpy as np
 
 from some_moe.data.tokenizer import Tokenizer
-from some_moe.glass.inspect.evidence import Candidate
+from some_moe.glass.inspect.association import normalized_pmi
+from some_moe.glass.inspect.evidence import Measured, rate_enrichment
+from some_moe.glass.inspect.labels import UNLABELLED, Family
 
 NUM_WORDS, NUM_CONTEXTS, CONTEXT_TOKENS = 8, 4, 8
-SUPPORTED, NOT_SUPPORTED = "supported", "not supported"
+Card = dict[
+    str, Any
+]  # as it is filed; p-values are corrected, and None without keys; `knockout` is None where not tried
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False)
 class Case:
-    """A candidate with everything that is known for and against it."""
+    """A guild that is to be judged: its card, and the tokens that it is said to serve."""
 
-    candidate: Candidate
-    family: str
-    class_name: str
-    p_association: float  # corrected for all layers and families
-    p_keys: float | None  # corrected for all layers and classes; None where there are no keys
-    own_bits: float | None  # what the layer tells about the class, and what it tells under random keys
-    random_bits: list[float]
-    knockout: dict[str, Any] | None = None  # None where it was not tried
+    card: Card
+    inside: np.ndarray  # (N,) bool: tokens of the class
+    outside: np.ndarray  # (N,) bool: all other words
 
-    def judge(self, share: float) -> tuple[str, str]:
-        """The verdict, with its reason in one sentence. share: the level of each test."""
-        failure = self.failure_before_knock_out(share) or self.failure_of_knock_out(share)
-        if failure:
-            return NOT_SUPPORTED, failure
-        assert self.knockout is not None
-        return SUPPORTED, (
-            f"Its experts stand out beyond chance and beyond random keys, and without them {self.class_name} tokens "
-            f"lose {self.knockout['class_change']:.3f} nats, other tokens {self.knockout['other_change']:.3f}."
+
+def find_cases(measured: Sequence[Measured], families: Sequence[Family], level: float, most_experts: int) -> list[Case]:
+    """Every layer and class with enriched experts, the clearest first; at most `most_experts` experts each."""
+    found = []
+    for one, family, rate in zip(measured, families, rate_enrichment(measured), strict=True):
+        npmi, keys = normalized_pmi(one.table), one.keys
+        for layer, label in np.argwhere((rate <= level).any(1)).tolist():
+            enriched = np.flatnonzero((rate[layer, :, label] <= level) & (npmi[layer, :, label] > 0))
+            enriched = enriched[np.argsort(-npmi[layer, enriched, label], kind="stable")][:most_experts]
+            if not len(enriched):
+                continue
+            name, inside = family.classes[label], family.labels == label
+            card = {
+                "name": f"{name} ({family.name}), layer {layer}",
+                "layer": layer,
+                "family": family.name,
+                "class": name,
+                "experts": enriched.tolist(),  # the most enriched first
+                "npmi": float(npmi[layer, enriched, label].max()),
+                "q_value": float(rate[layer, enriched, label].max()),
+                "p_association": float(one.p_adjusted[layer]),
+                "random_keys": {
+                    "p_adjusted": None if keys is None else float(keys.p_value[layer, label]),
+                    "own_bits": None if keys is None else float(keys.own_class_bits[layer, label]),
+                    "random_bits": [] if keys is None else keys.random_class_bits[:, layer, label].tolist(),
+                },
+                "knockout": None,
+            }
+            found.append(Case(card, inside, ~inside & (family.labels != UNLABELLED)))
+    return sorted(found, key=lambda case: -case.card["npmi"])
+
+
+def judge(card: Card, share: float) -> dict[str, str]:
+    """The verdict, with its reason in one sentence. share: the level of each test."""
+    failure = fail_before_knock_out(card, share) or fail_in_knock_out(card, share)
+    if failure:
+        return {"verdict": "not supported", "reason": failure}
+    knockout = card["knockout"]
+    reason = (
+        f"Its experts stand out beyond chance and beyond random keys, and without them {card['class']} tokens "
+        f"lose {knockout['class_change']:.3f} nats, other tokens {knockout['other_change']:.3f}."
+    )
+    return {"verdict": "supported", "reason": reason}
+
+
+def fail_before_knock_out(card: Card, share: float) -> str | None:
+    """Why the candidate fails before any expert is taken away; None where it does not."""
+    layer, keys = card["layer"], card["random_keys"]
+    if card["p_association"] > share:
+        failure = f"Shuffled labels may share as much: layer {layer} and {card['family']} have"
+        return f"{failure} {_compare(card['p_association'], share)}."
+    if keys["p_adjusted"] is None:
+        return "The router has no keys, so neither random keys nor a knock-out can be tried."
+    if keys["p_adjusted"] > share:
+        return (
+            f"Random keys may do as well: layer {layer} tells {keys['own_bits']:.4f} bits about {card['class']}, "
+            f"with random keys {np.mean(keys['random_bits']):.4f} ({_compare(keys['p_adjusted'], share)})."
         )
+    return None
 
-    def failure_before_knock_out(self, share: float) -> str | None:
-        """Why the candidate fails before any expert is taken away; None where it does not."""
-        layer = self.candidate.layer
-        if self.p_association > share:
-            return (
-                f"Shuffled labels may share as much: layer {layer} and {self.family} have "
-                f"{_compare(self.p_association, share)}."
-            )
-        if self.p_keys is None or self.own_bits is None:
-            return "The router has no keys, so neither random keys nor a knock-out can be tried."
-        if self.p_keys > share:
-            return (
-                f"Random keys may do as well: layer {layer} tells {self.own_bits:.4f} bits about {self.class_name}, "
-                f"with random keys {np.mean(self.random_bits):.4f} ({_compare(self.p_keys, share)})."
-            )
-        return None
 
-    def failure_of_knock_out(self, share: float) -> str | None:
-        """Why the knock-out does not speak for the candidate; None where it does."""
-        found = self.knockout
-        if found is None:
-            return "It cannot be knocked out: its class is too rare, or too few other experts would be left to compare."
-        hurt, other, by_chance = found["class_change"], found["other_change"], found["random_class_change"]
-        if hurt <= max(other, by_chance, 0):
-            return (
-                f"Without its experts {self.class_name} tokens change by {hurt:+.3f} nats and other tokens by "
-                f"{other:+.3f}; without random experts {self.class_name} tokens change by {by_chance:+.3f}."
-            )
-        if found["p_adjusted"] > share:
-            return (
-                f"Random sets of equally used experts may hurt {self.class_name} tokens as specially "
-                f"({_compare(found['p_adjusted'], share)})."
-            )
-        low, high = found["interval"]
-        if low <= 0:
-            return f"The knock-out's effect is not sure: other stories would give {low:+.3f} to {high:+.3f} nats."
-        return None
-
-    def describe(self, share: float) -> dict[str, Any]:
-        """The card's figures and verdict."""
-        verdict, reason = self.judge(share)
-        return {
-            "name": f"{self.class_name} ({self.family}), layer {self.candidate.layer}",
-            "layer": self.candidate.layer,
-            "family": self.family,
-            "class": self.class_name,
-            "experts": list(self.candidate.experts),
-            "npmi": self.candidate.npmi,
-            "q_value": self.candidate.q_value,
-            "p_association": self.p_association,
-            "random_keys": {"p_adjusted": self.p_keys, "own_bits": self.own_bits, "random_bits": self.random_bits},
-            "knockout": self.knockout,
-            "verdict": verdict,
-            "reason": reason,
-        }
+def fail_in_knock_out(card: Card, share: float) -> str | None:
+    """Why the knock-out does not speak for the candidate; None where it does."""
+    name, found = card["class"], card["knockout"]
+    if found is None:
+        return "It cannot be knocked out: its class is too rare, or too few other experts would be left to compare."
+    hurt, other, by_chance = found["class_change"], found["other_change"], found["random_class_change"]
+    if hurt <= max(other, by_chance, 0):
+        return (
+            f"Without its experts {name} tokens change by {hurt:+.3f} nats and other tokens by {other:+.3f}; "
+            f"without random experts {name} tokens change by {by_chance:+.3f}."
+        )
+    if found["p_adjusted"] > share:
+        comparison = _compare(found["p_adjusted"], share)
+        return f"Random sets of equally used experts may hurt {name} tokens as specially ({comparison})."
+    low, high = found["interval"]
+    if low <= 0:
+        return f"The knock-out's effect is not sure: other stories would give {low:+.3f} to {high:+.3f} nats."
+    return None
 
 
 def _compare(p_value: float, share: float) -> str:
@@ -105,10 +117,9 @@ def quote_words(
     """Favourite words and where they stand. chosen: places of a guild's tokens; tokens and story (N,) in order."""
     counts = Counter(tokens[chosen].tolist()).most_common(NUM_WORDS)
     first = {int(tokens[place]): int(place) for place in chosen[::-1]}
-    contexts = [_quote(first[token], tokens, story, tokenizer) for token, _ in counts[:NUM_CONTEXTS]]
     return {
         "words": [{"text": tokenizer.decode([token]).strip(), "count": count} for token, count in counts],
-        "contexts": contexts,
+        "contexts": [_quote(first[token], tokens, story, tokenizer) for token, _ in counts[:NUM_CONTEXTS]],
     }
 
 
@@ -129,12 +140,12 @@ def _quote(place: int, tokens: np.ndarray, story: np.ndarray, tokenizer: Tokeniz
     }
 
 
-def count_passed(cases: Sequence[Case], share: float) -> dict[str, int]:
+def count_passed(cards: Sequence[Card], share: float) -> dict[str, int]:
     """How many candidates were still standing after each test."""
-    before = [case for case in cases if case.failure_before_knock_out(share) is None]
+    before = [card for card in cards if fail_before_knock_out(card, share) is None]
     return {
-        "enrichment": len(cases),
-        "association": sum(case.p_association <= share for case in cases),
+        "enrichment": len(cards),
+        "association": sum(card["p_association"] <= share for card in cards),
         "random_keys": len(before),
-        "knockout": sum(case.failure_of_knock_out(share) is None for case in before),
+        "knockout": sum(fail_in_knock_out(card, share) is None for card in before),
     }

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from some_moe.glass.inspect.association import rank_p_values
+
 REPAIR_ROUNDS = 50  # of mixing again the tokens that a shuffle gave one expert twice
 ROUNDING = 1e-9  # of a modularity
 LARGE_LIBRARY = 128  # experts from which on finding communities is slow, and fewer shuffles are made
@@ -53,23 +55,19 @@ def shuffle_selections(experts: np.ndarray, random: np.random.Generator) -> np.n
 
 
 def measure_communities(
-    experts: np.ndarray, num_experts: int, *, num_shuffles: int, random: np.random.Generator
+    experts: np.ndarray, num_experts: int, num_shuffles: int, random: np.random.Generator
 ) -> dict[str, Any]:
     """Communities of one layer's experts (N, K) against selections dealt out anew with every expert's load kept."""
     seed = int(random.integers(2**31))
     groups, modularity = find_communities(count_pairs(experts, num_experts), seed)
     if num_experts >= LARGE_LIBRARY:
         num_shuffles = min(num_shuffles, 19)
-    null = np.array(
-        [
-            find_communities(count_pairs(shuffle_selections(experts, random), num_experts), seed)[1]
-            for _ in range(num_shuffles)
-        ]
-    )
+    mixed = (shuffle_selections(experts, random) for _ in range(num_shuffles))
+    null = np.array([find_communities(count_pairs(one, num_experts), seed)[1] for one in mixed])
     return {
         "modularity": modularity,
         "null_mean": float(null.mean()),
         "null_sd": float(null.std(ddof=1)),
-        "p_value": float((1 + (null >= modularity - ROUNDING).sum()) / (1 + num_shuffles)),
+        "p_value": float(rank_p_values(np.array(modularity - ROUNDING), null)),
         "groups": groups,
     }

@@ -4,12 +4,12 @@ Shapes: S stories, L layers, E experts, C classes, R bootstrap draws.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from some_moe.glass.inspect.association import entropy_bits, index_selections, mutual_information
+from some_moe.glass.inspect.association import cover, entropy_bits, index_selections, mutual_information
+from some_moe.glass.inspect.evidence import Measured, Words
 
 DRAWS_AT_ONCE = 32
 # What the published reports claim: its name, what a family would do with depth, and which way (0 is a peak).
@@ -20,8 +20,7 @@ CLAIMS = {
 }
 
 
-@dataclass(frozen=True)
-class Depth:
+class Depth(NamedTuple):
     """One family's normalised information by layer, with its bootstrap draws."""
 
     family: str
@@ -34,44 +33,26 @@ class Depth:
         The basic interval turns the draws' deviations round, and so takes out the bias that repeated stories add.
         """
         found = float(self.found @ weights)
-        low, high = np.quantile(self.draws @ weights, (level / 2, 1 - level / 2))
-        return found, float(2 * found - high), float(2 * found - low)
-
-    def layer_interval(self, layer: int, level: float) -> tuple[float, float]:
-        return self.interval(np.eye(len(self.found))[layer], level)[1:]
+        low, high = cover(self.draws @ weights, level)
+        return found, 2 * found - high, 2 * found - low
 
 
-def bootstrap_depth(
-    family: str,
-    experts: np.ndarray,
-    labels: np.ndarray,
-    story: np.ndarray,
-    weights: np.ndarray,
-    null_mean: np.ndarray,
-    *,
-    num_experts: int,
-    num_classes: int,
-) -> Depth:
-    """Normalised information of experts (L, N, K) and labels (N,), and of draws of stories with replacement.
+def bootstrap_depth(words: Words, one: Measured, weights: np.ndarray) -> Depth:
+    """A family's normalised information, and that of draws of stories with replacement.
 
-    story (N,) from 0; weights (R, S) how often each draw has each story; null_mean (L,) bits are taken off, so that
-    what chance shares is not counted.
+    weights (R, S): how often each draw has each story. What chance shares is not counted.
     """
-    shape = (len(experts), num_experts, num_classes)
-    size = int(np.prod(shape))
-    places = index_selections(experts, num_experts, num_classes) + labels[:, None] + (story * size)[:, None]
-    num_stories = weights.shape[1]
+    shape, size, num_stories = one.table.shape, one.table.size, weights.shape[1]
+    places = index_selections(words.experts, *shape[1:]) + (one.family.labels + words.text.story * size)[:, None]
     tables = np.bincount(places.ravel(), minlength=num_stories * size).reshape(num_stories, size).astype(np.float32)
 
     def normalize(counts: np.ndarray) -> np.ndarray:
-        table = (counts @ tables).reshape(-1, *shape)
+        table = (counts.astype(np.float32) @ tables).reshape(-1, *shape)
         entropy = np.maximum(entropy_bits(table.sum(-2)), 1e-9)
-        return np.asarray((mutual_information(table) - null_mean) / entropy)
+        return np.asarray((mutual_information(table) - one.null_mean) / entropy)
 
-    parts = [
-        normalize(weights[a : a + DRAWS_AT_ONCE].astype(np.float32)) for a in range(0, len(weights), DRAWS_AT_ONCE)
-    ]
-    return Depth(family, normalize(np.ones((1, num_stories), np.float32))[0], np.concatenate(parts))
+    parts = [normalize(weights[a : a + DRAWS_AT_ONCE]) for a in range(0, len(weights), DRAWS_AT_ONCE)]
+    return Depth(one.family.name, normalize(np.ones((1, num_stories)))[0], np.concatenate(parts))
 
 
 def slope_weights(num_layers: int) -> np.ndarray:
@@ -96,24 +77,23 @@ def judge_depth(depths: Sequence[Depth], p_values: Sequence[np.ndarray], level: 
     num_layers = len(depths[0].found)
     if num_layers < 3:
         return {"statement": "Fewer than three layers have no beginning, middle and end to compare.", "slopes": []}
-    slopes, sentences, kept = [], [], []
+    slopes = []
     for depth, p_value in zip(depths, p_values, strict=True):
-        above = Depth(depth.family, np.maximum(depth.found, 0), np.maximum(depth.draws, 0))
+        above = depth._replace(found=np.maximum(depth.found, 0), draws=np.maximum(depth.draws, 0))
         slope, low, high = above.interval(slope_weights(num_layers), level)
         record: dict[str, Any] = {"family": depth.family, "slope": slope, "interval": [low, high]}
         if depth.family in CLAIMS:
-            claim = judge_claim(above, p_value, level)
-            record |= claim
-            kept.append(claim["holds"])
-            sentences.append(claim["sentence"])
+            record |= judge_claim(above, p_value, level)
         slopes.append(record)
-    if len(kept) < len(CLAIMS):
+    claims = [record for record in slopes if "holds" in record]
+    num_kept = sum(claim["holds"] for claim in claims)
+    if len(claims) < len(CLAIMS):
         opening = "The published order cannot be judged whole, for this text has no tags."
-    elif all(kept):
+    elif num_kept == len(CLAIMS):
         opening = "Specialisation follows the published order of Lexicon, Mind's Eye and Storyteller."
     else:
-        opening = f"Specialisation does not follow the published order: {sum(kept)} of {len(CLAIMS)} claims hold."
-    return {"statement": " ".join([opening, *sentences]), "slopes": slopes}
+        opening = f"Specialisation does not follow the published order: {num_kept} of {len(CLAIMS)} claims hold."
+    return {"statement": " ".join([opening, *(claim["sentence"] for claim in claims)]), "slopes": slopes}
 
 
 def judge_claim(depth: Depth, p_value: np.ndarray, level: float) -> dict[str, Any]:
@@ -137,11 +117,5 @@ def judge_claim(depth: Depth, p_value: np.ndarray, level: float) -> dict[str, An
         sentence = f"{name} fails: {depth.family} does not {claim} {figures}."
     else:
         sentence = f"{name} is open: it cannot be said that {depth.family} would {claim} {figures}."
-    return {
-        "name": name,
-        "claim": claim,
-        "contrast": size,
-        "contrast_interval": [low, high],
-        "holds": holds,
-        "sentence": sentence,
-    }
+    contrast = {"contrast": size, "contrast_interval": [low, high]}
+    return {"name": name, "claim": claim, **contrast, "holds": holds, "sentence": sentence}

@@ -33,20 +33,25 @@ class Findings:
     @property
     def missing(self) -> list[str]:
         """What is not there, and what follows from it."""
-        sentences = list(self.run.missing)
-        if self.collection is not None:
-            sentences += [note for note in self.collection.meta["notes"] if note not in sentences]
-        return sentences
+        notes = [] if self.collection is None else self.collection.meta["notes"]
+        return list(dict.fromkeys([*self.run.missing, *notes]))
 
     def to_dict(self) -> dict[str, Any]:
         """What analysis.json holds."""
-        meta = None if self.collection is None else self.collection.meta
+        run, losses = self.run, ["step", "tokens", "nats"]
+        train = [[line["step"], line.get("tokens"), line["train_loss"]] for line in run.steps]
+        valid = [[line["step"], line.get("tokens"), line["val_loss"]] for line in run.evaluations]
+        usage = [
+            [line["step"], *([layer[name] for layer in line["layers"]] for name in ("gini", "entropy_bits"))]
+            for line in run.evaluations
+            if line.get("layers")
+        ]
         return {
             "format_version": FORMAT_VERSION,
-            "run": self.run.name,
-            "status": self.run.status,
-            "last_step": self.run.last_step,
-            "collected": meta,
+            "run": run.name,
+            "status": run.status,
+            "last_step": run.last_step,
+            "collected": None if self.collection is None else self.collection.meta,
             "rules": RULES,
             "layers": [layer.to_dict() | self._describe_company(place) for place, layer in enumerate(self.layers)],
             "key_maps": {
@@ -54,7 +59,11 @@ class Findings:
                 for method, maps in self.maps.items()
             },
             "movement": [movement.to_dict() for movement in self.movements],
-            "curves": self._describe_curves(),
+            "curves": {
+                "train_loss": {"columns": losses, "rows": train},
+                "val_loss": {"columns": losses, "rows": valid},
+                "usage": {"columns": ["step", "gini by layer", "entropy bits by layer"], "rows": usage},
+            },
             "missing": self.missing,
         }
 
@@ -66,20 +75,6 @@ class Findings:
         return {
             "strongest_pairs": strongest_pairs(pairs, len(self.collection.tokens)),
             "co_selection": share_company(pairs).round(6).tolist() if listed else None,
-        }
-
-    def _describe_curves(self) -> dict[str, Any]:
-        train = [[line["step"], line.get("tokens"), line["train_loss"]] for line in self.run.steps]
-        valid = [[line["step"], line.get("tokens"), line["val_loss"]] for line in self.run.evaluations]
-        usage = [
-            [line["step"], *([layer[name] for layer in line["layers"]] for name in ("gini", "entropy_bits"))]
-            for line in self.run.evaluations
-            if line.get("layers")
-        ]
-        return {
-            "train_loss": {"columns": ["step", "tokens", "nats"], "rows": train},
-            "val_loss": {"columns": ["step", "tokens", "nats"], "rows": valid},
-            "usage": {"columns": ["step", "gini by layer", "entropy bits by layer"], "rows": usage},
         }
 
 

@@ -18,7 +18,7 @@ few random sets as normal, which they are only nearly: by itself it is passed by
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +29,18 @@ from some_moe.config import ConfigError
 from some_moe.data.batches import Rows
 from some_moe.files import write_whole
 from some_moe.glass.inspect.association import adjust_by_holm, bootstrap_weights
-from some_moe.glass.inspect.cards import Case, count_passed, quote_words
+from some_moe.glass.inspect.cards import Case, count_passed, fail_before_knock_out, find_cases, judge, quote_words
 from some_moe.glass.inspect.collect import collect
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.communities import LARGE_LIBRARY, count_pairs, find_communities, measure_communities
-from some_moe.glass.inspect.depth import Depth, bootstrap_depth, judge_depth
-from some_moe.glass.inspect.evidence import (
-    Association,
-    KeyComparison,
-    Measured,
-    Words,
-    compare_keys,
-    describe_family,
-    find_candidates,
-    find_words,
-    judge_association,
-    measure_family,
-    rate_enrichment,
-)
-from some_moe.glass.inspect.interventions import Probe, make_probe, random_keys, replay
-from some_moe.glass.inspect.labels import UNLABELLED, label_tokens
+from some_moe.glass.inspect.depth import bootstrap_depth, judge_depth
+from some_moe.glass.inspect.evidence import Measured, Words, compare_keys, judge_association
+from some_moe.glass.inspect.interventions import Probe, random_keys, replay
+from some_moe.glass.inspect.labels import label_tokens
 from some_moe.glass.inspect.trials import Trials
 from some_moe.training.runs import Run, load
 
+LEVEL = 0.01  # the chance that a run reports any false guild
 NUM_WAYS_TO_BE_WRONG = 3  # association, random keys, knock-out
 NOTES = (
     "Information is counted by selection: each of a token's experts counts once, whatever its gate.",
@@ -84,51 +73,33 @@ class Effort:
 
 
 def analyze_guilds(
-    run_path: Path,
-    collection: Collection,
-    *,
-    level: float = 0.01,
-    seed: int = 0,
-    control: Path | None = None,
-    effort: Effort | None = None,
-    device: str = "cpu",
+    run_path: Path, collection: Collection, *, control: Path | None = None, effort: Effort | None = None
 ) -> dict[str, Any]:
     """Find and judge the guilds of a run, and write RUN/analysis/guilds.json.
 
-    collection: what collect() saw of this run. level: the chance of any false guild. control: another run (such as
-    one whose keys never moved) that is analysed in the same way on the same text; it must have the same tokenizer.
+    collection: what collect() saw of this run. control: another run (such as one whose keys never moved) that is
+    analysed in the same way on the same text; it must have the same tokenizer.
     """
-    if not 0 < level < 1:
-        raise ConfigError(f"level {level} is no probability; give a number between 0 and 1, such as 0.01")
-    effort = effort or Effort()
-    finest = NUM_WAYS_TO_BE_WRONG / (1 + effort.num_shuffles)
-    if level < finest:
-        raise ConfigError(
-            f"level {level} is finer than {effort.num_shuffles} shuffles can tell; give at least {finest}"
-        )
-    step = collection.meta.get("step")
-    if step is not None and not (Path(run_path) / "checkpoints" / f"step-{step}").exists():
+    step, effort = collection.meta["step"], effort or Effort()
+    if not (Path(run_path) / "checkpoints" / f"step-{step}").exists():
         raise ConfigError(f"{str(run_path)!r} went on training and no longer has step {step}; analyse it again")
-    run = _open(run_path, "best" if step is None else f"step-{step}", device)
-    other = None if control is None else _open(control, "best", device)
+    run = _open(run_path, f"step-{step}")
+    other = None if control is None else _open(control, "best")
     if other is not None and other.tokenizer.to_json() != run.tokenizer.to_json():
         raise ConfigError(f"the control {str(control)!r} has another tokenizer; give a run on the same data")
-    result = Study(run, collection, level, seed, effort).report()
-    result["control"] = None
-    if other is not None and control is not None:
-        seen = collect(
-            other, rows_of(collection), split=collection.meta["split"], max_tokens=len(collection.tokens), device=device
-        )
-        result["control"] = {"run": control.resolve().name, **Study(other, seen, level, seed, effort).report()}
+    result = Study(run, collection, LEVEL, 0, effort).report() | {"control": None}
+    if other is not None:
+        seen = collect(other, rows_of(collection), split=collection.meta["split"], max_tokens=len(collection.tokens))
+        result["control"] = {"run": other.path.resolve().name, **Study(other, seen, LEVEL, 0, effort).report()}
     place = Path(run_path) / "analysis" / "guilds.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     write_whole(place, json.dumps(result, indent=1, allow_nan=False))
     return result
 
 
-def _open(path: Path, checkpoint: str, device: str) -> Run:
+def _open(path: Path, checkpoint: str) -> Run:
     """A run whose model has experts."""
-    run = load(path, checkpoint=checkpoint, device=device)
+    run = load(path, checkpoint=checkpoint)
     if not run.model.layers:
         raise ConfigError(f"{str(path)!r} has no SoME layer, so it has no guilds; give a run with model.ffn: some")
     return run
@@ -136,10 +107,9 @@ def _open(path: Path, checkpoint: str, device: str) -> Run:
 
 def rows_of(collection: Collection) -> Rows:
     """The collected stories as rows of ids again."""
-    starts = np.flatnonzero(collection.position == 0)
-    ends = np.append(starts[1:], len(collection.tokens))
-    pieces = [np.append(collection.tokens[a:b], collection.targets[b - 1]) for a, b in zip(starts, ends, strict=True)]
-    return Rows(np.concatenate(pieces).astype(np.uint16), np.cumsum([0, *map(len, pieces)]))
+    ends = np.append(np.flatnonzero(collection.position == 0)[1:], len(collection.tokens))
+    ids = np.insert(collection.tokens, ends, collection.targets[ends - 1]).astype(np.uint16)
+    return Rows(ids, np.append(0, ends + np.arange(1, len(ends) + 1)))
 
 
 def whole_stories(story: np.ndarray, most: int) -> int:
@@ -161,67 +131,49 @@ class Study:
         size = whole_stories(collection.story, effort.max_tokens)
         self.tokens, self.targets = collection.tokens[:size], collection.targets[:size]
         self.story, self.experts = collection.story[:size], collection.experts[:, :size]
-        self.families = label_tokens(
-            self.tokens, self.story, tokenizer=run.tokenizer, data=run.config.data, split=self.split
-        )
+        self.num_key_tokens = whole_stories(self.story, effort.key_tokens)
+        self.families = label_tokens(self.tokens, self.story, run.tokenizer, run.config.data, self.split)
 
     def report(self) -> dict[str, Any]:
         """Everything that guilds.json holds of one run."""
-        words = find_words(self.families, self.tokens, self.story, self.experts, self.num_experts)
+        layers, effort = range(len(self.experts)), self.effort
+        text = (self.families, self.tokens, self.story, self.experts, self.num_experts)
+        words = Words(*text)
         measured = [
-            measure_family(
-                words,
-                family,
-                num_shuffles=self.effort.num_shuffles,
-                random=lambda: self.random,
-                keep_shares=not family.describes,
-            )
-            for family in words.families
+            Measured(words, family, words.experts, effort.num_shuffles, self.random) for family in words.families
         ]
-        associations = judge_association(measured)
+        judge_association(measured)
         draws = self.draw_random_keys() if self.has_keys else []
-        keys = self.compare_with(draws, measured) if draws else None
-        depths = self.measure_depths(words, measured)
+        if draws:
+            compare_keys(Words(*text, self.num_key_tokens), draws, measured, effort.num_key_shuffles)
+        weights = bootstrap_weights(len(words.text.story_start), effort.num_bootstraps, self.random)
+        depths = [bootstrap_depth(words, one, weights) for one in measured]
         trials = self.prepare_trials()
-        cases = self.find_cases(measured, associations, keys)
+        cases = find_cases(measured, self.families, self.level, self.num_experts - self.run.config.model.top_k)
         self.knock_out(cases, trials)
         return {
             "level": self.level,
             "split": self.split,
             "num_tokens": len(self.tokens),
             "families": [
-                describe_family(
-                    one,
-                    association,
-                    None if keys is None else keys[place],
-                    [depths[place].layer_interval(layer, self.level) for layer in range(len(self.experts))],
-                )
-                for place, (one, association) in enumerate(zip(measured, associations, strict=True))
+                one.describe([depth.interval(layer, self.level)[1:] for layer in np.eye(len(layers))])
+                for one, depth in zip(measured, depths, strict=True)
             ],
             "communities": self.find_communities(draws),
-            "depth": judge_depth(depths, [found.p_adjusted for found in associations], self.level),
-            "swap": [trials.exchange(layer, num_draws=self.effort.num_exchanges) for layer in range(len(self.experts))],
-            "guilds": [case.describe(self.share) | self.quote(case) for case in cases],
-            "passed": count_passed(cases, self.share),
+            "depth": judge_depth(depths, [one.p_adjusted for one in measured], self.level),
+            "swap": [trials.exchange(layer, num_draws=effort.num_exchanges) for layer in layers],
+            "guilds": [case.card | judge(case.card, self.share) | self.quote(case) for case in cases],
+            "passed": count_passed([case.card for case in cases], self.share),
             "notes": list(NOTES),
         }
 
-    # --- replays ----------------------------------------------------------------------------------------------
-
-    def first(self, most: int) -> slice:
-        """The first whole stories, of at most so many tokens."""
-        return slice(0, whole_stories(self.story, most))
-
-    def probe_of(self, part: slice) -> Probe:
-        return make_probe(self.tokens[part], self.targets[part], self.story[part])
-
     def draw_random_keys(self) -> list[np.ndarray]:
         """Experts (L, n, K) of the first stories under R draws of random keys."""
-        part = self.first(self.effort.key_tokens)
-        probe = self.probe_of(part)
+        size = self.num_key_tokens
+        probe = Probe(self.tokens[:size], self.targets[:size], self.story[:size])
         loads = [
             torch.from_numpy(np.bincount(chosen.ravel(), minlength=self.num_experts) / chosen.size)
-            for chosen in self.experts[:, part]
+            for chosen in self.experts[:, :size]
         ]
         found = []
         for _ in range(self.effort.num_key_draws):
@@ -229,20 +181,12 @@ class Study:
                 found.append(replay(self.run.model, probe, self.run.config).experts)
         return found
 
-    def compare_with(self, draws: Sequence[np.ndarray], measured: Sequence[Measured]) -> list[KeyComparison]:
-        """The first stories under the run's own keys and under random ones."""
-        part = self.first(self.effort.key_tokens)
-        families = [replace(family, labels=family.labels[part]) for family in self.families]
-        words = find_words(families, self.tokens[part], self.story[part], self.experts[:, part], self.num_experts)
-        labelled = families[0].labels != UNLABELLED
-        return compare_keys(words, [experts[:, labelled] for experts in draws], measured, self.effort.num_key_shuffles)
-
     def prepare_trials(self) -> Trials:
         """The stories on which experts are taken away, and what the model does with all of them there."""
-        part = self.first(self.effort.trial_tokens)
-        probe = self.probe_of(part)
+        size = whole_stories(self.story, self.effort.trial_tokens)
+        probe = Probe(self.tokens[:size], self.targets[:size], self.story[:size])
         base = replay(self.run.model, probe, self.run.config)
-        same = np.sort(base.experts, -1) == np.sort(self.experts[:, part], -1)
+        same = np.sort(base.experts, -1) == np.sort(self.experts[:, :size], -1)
         if same.mean() < 0.9:
             raise ConfigError(
                 f"the collection does not fit the model of {str(self.run.path)!r}: only {same.mean():.0%} of the "
@@ -250,84 +194,31 @@ class Study:
             )
         return Trials(run=self.run, probe=probe, base=base, level=self.level, random=self.random)
 
-    # --- figures ----------------------------------------------------------------------------------------------
-
-    def measure_depths(self, words: Words, measured: Sequence[Measured]) -> list[Depth]:
-        """Every family's normalised information by layer, with draws of stories."""
-        weights = bootstrap_weights(len(words.text.story_start), self.effort.num_bootstraps, self.random)
-        return [
-            bootstrap_depth(
-                one.family.name,
-                words.experts,
-                one.family.labels,
-                words.text.story,
-                weights,
-                one.null_mean,
-                num_experts=self.num_experts,
-                num_classes=len(one.family.classes),
-            )
-            for one in measured
-        ]
-
     def find_communities(self, draws: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """Communities of every layer; none where a token has one expert only."""
         if self.run.config.model.top_k == 1:
             return []
-        part = self.first(self.effort.key_tokens)
         draws = draws[:3] if self.num_experts >= LARGE_LIBRARY else draws
         found = []
-        for layer, experts in enumerate(self.experts[:, part].astype(np.int64)):
-            one = measure_communities(
-                experts, self.num_experts, num_shuffles=self.effort.num_community_shuffles, random=self.random
-            )
+        for layer, experts in enumerate(self.experts[:, : self.num_key_tokens].astype(np.int64)):
+            one = measure_communities(experts, self.num_experts, self.effort.num_community_shuffles, self.random)
             by_chance = [find_communities(count_pairs(draw[layer], self.num_experts), 0)[1] for draw in draws]
             found.append({"layer": layer, **one, "random_keys_modularity": by_chance})
         return found
 
-    # --- guilds -----------------------------------------------------------------------------------------------
-
-    def find_cases(
-        self, measured: Sequence[Measured], associations: Sequence[Association], keys: Sequence[KeyComparison] | None
-    ) -> list[Case]:
-        """Every layer and class with enriched experts, and what is known of it before anything is knocked out."""
-        most_experts = self.num_experts - self.run.config.model.top_k
-        cases = []
-        for found in find_candidates(measured, rate_enrichment(measured), self.level, most_experts):
-            family, key, cell = self.families[found.family], None, (found.layer, found.label)
-            if keys is not None:
-                key = keys[found.family]
-            cases.append(
-                Case(
-                    candidate=found,
-                    family=family.name,
-                    class_name=family.classes[found.label],
-                    p_association=float(associations[found.family].p_adjusted[found.layer]),
-                    p_keys=None if key is None else float(key.p_adjusted[cell]),
-                    own_bits=None if key is None else float(key.own_class_bits[cell]),
-                    random_bits=[] if key is None else key.random_class_bits[:, *cell].tolist(),
-                )
-            )
-        return cases
-
     def knock_out(self, cases: Sequence[Case], trials: Trials) -> None:
         """Knock out every case that still stands, and a few others to be seen."""
-        standing = [case for case in cases if case.failure_before_knock_out(self.share) is None]
+        standing = [case for case in cases if fail_before_knock_out(case.card, self.share) is None]
         fallen = [case for case in cases if case not in standing] if self.has_keys else []
         for case in (*standing, *fallen[: max(0, self.effort.fewest_knock_outs - len(standing))]):
-            labels = self.families[case.candidate.family].labels[: trials.probe.num_tokens]
-            inside = labels == case.candidate.label
-            outside = (labels != UNLABELLED) & ~inside
-            case.knockout = trials.knock_out(
-                case.candidate.layer, case.candidate.experts, inside, outside, num_sets=self.effort.num_sets
-            )
+            case.card["knockout"] = trials.knock_out(case, num_sets=self.effort.num_sets)
         for group in (standing, fallen):
-            tried = [case.knockout for case in group if case.knockout is not None]
+            tried = [case.card["knockout"] for case in group if case.card["knockout"] is not None]
             adjusted = adjust_by_holm(np.array([knockout["p_value"] for knockout in tried]))
             for knockout, p_value in zip(tried, adjusted, strict=True):
                 knockout["p_adjusted"] = float(p_value)
 
     def quote(self, case: Case) -> dict[str, Any]:
         """Favourite words of a guild: tokens of its class that chose one of its experts."""
-        served = np.isin(self.experts[case.candidate.layer], case.candidate.experts).any(-1)
-        inside = self.families[case.candidate.family].labels == case.candidate.label
-        return quote_words(np.flatnonzero(served & inside), self.tokens, self.story, self.run.tokenizer)
+        served = np.isin(self.experts[case.card["layer"]], case.card["experts"]).any(-1)
+        return quote_words(np.flatnonzero(served & case.inside), self.tokens, self.story, self.run.tokenizer)

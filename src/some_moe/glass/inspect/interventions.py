@@ -4,10 +4,10 @@ An alteration lets other tensors stand in for some of the model's own while a `w
 written to the model, and nothing of it is left behind. Shapes: N tokens, E experts, K experts a token, L layers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,16 +30,12 @@ BIAS_ROUNDS, BIAS_TOKENS = 25, 1024  # for fitting a selection bias to a wanted 
 @contextmanager
 def stand_in(*changes: StandIn) -> Iterator[None]:
     """Let tensors stand in for a model's own, and put its own back at the end."""
-    own: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
-    try:
+    with ExitStack() as stack:
         for owner, name, tensor in changes:
-            shelf: dict[str, Tensor | None] = owner._parameters if name in owner._parameters else owner._buffers  # type: ignore[assignment]
-            own.append((shelf, name, shelf[name]))
+            shelf: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+            stack.callback(shelf.__setitem__, name, shelf[name])
             shelf[name] = tensor
         yield
-    finally:
-        for shelf, name, tensor_or_none in reversed(own):
-            shelf[name] = tensor_or_none
 
 
 def knock_out(layer: SomeLayer, experts: Sequence[int]) -> StandIn:
@@ -59,9 +55,6 @@ def exchange_experts(layer: SomeLayer, order: np.ndarray) -> list[StandIn]:
     library = layer.library
     tensors = [*library.named_parameters(recurse=False), *library.named_buffers(recurse=False)]
     return [(library, name, tensor.detach()[places]) for name, tensor in tensors]
-
-
-# --- random keys ------------------------------------------------------------------------------------------
 
 
 def fit_bias(scores: Tensor, loads: Tensor, top_k: int) -> Tensor:
@@ -110,60 +103,38 @@ def random_keys(model: SomeLM, loads: Sequence[Tensor], *, seed: int) -> Iterato
             if state.smoothed is not None:
                 changes.append((state, "smoothed", keys))
             stack.enter_context(stand_in(*changes))
-            handle = layer.key_router.register_forward_pre_hook(_bias_fitter(bias, load))
+            handle = layer.key_router.register_forward_pre_hook(partial(_fit_stand_in, bias, load))
             stack.callback(handle.remove)
         yield
 
 
-def _bias_fitter(bias: Tensor, load: Tensor) -> Callable[[KeyRouter, tuple[Any, ...]], None]:
-    """A hook that fits the stand-in `bias` to the queries that a router is about to see."""
-
-    def fit(router: KeyRouter, arguments: tuple[Any, ...]) -> None:
-        query, info, top_k = arguments
-        raw = at_least_float32(query)
-        mean = router.state.query_mean
-        scores = router.score(raw if mean is None else raw - mean)
-        bias.copy_(fit_bias(scores[info.counted], load, top_k))
-
-    return fit
+def _fit_stand_in(bias: Tensor, load: Tensor, router: KeyRouter, arguments: tuple[Any, ...]) -> None:
+    """Fit a bias that stands in to the queries that a router is about to see."""
+    query, info, top_k = arguments
+    raw, mean = at_least_float32(query), router.state.query_mean
+    scores = router.score(raw if mean is None else raw - mean)
+    bias.copy_(fit_bias(scores[info.counted], load, top_k))
 
 
-# --- replaying --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Some whole stories as one batch, small enough to be run many times."""
+    """Some whole stories as one batch, a story a row, small enough to be run many times."""
 
-    batch: Batch
-    story: np.ndarray  # (N,) number of each token's story, from 0
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.story)
-
-
-def make_probe(tokens: np.ndarray, targets: np.ndarray, story: np.ndarray) -> Probe:
-    """Lay tokens, targets and story (N,), in order, out as a batch of one story a row."""
-    starts = np.flatnonzero(np.diff(story, prepend=story[0] - 1))
-    lengths = np.diff(starts, append=len(story))
-    number = np.repeat(np.arange(len(starts)), lengths)
-    place = np.arange(len(story)) - starts[number]
-    shape = (len(starts), int(lengths.max()))
-    inputs, wanted = np.full(shape, PAD, np.int64), np.full(shape, PAD, np.int64)
-    real = np.zeros(shape, bool)
-    inputs[number, place], wanted[number, place], real[number, place] = tokens, targets, True
-    batch = Batch(
-        inputs=torch.from_numpy(inputs),
-        targets=torch.from_numpy(wanted),
-        real=torch.from_numpy(real),
-        rows=torch.arange(len(starts)),
-    )
-    return Probe(batch=batch, story=number)
+    def __init__(self, tokens: np.ndarray, targets: np.ndarray, story: np.ndarray) -> None:
+        """tokens, targets and story (N,), in order."""
+        starts = np.flatnonzero(np.diff(story, prepend=story[0] - 1))
+        lengths = np.diff(starts, append=len(story))
+        number = np.repeat(np.arange(len(starts)), lengths)
+        place = np.arange(len(story)) - starts[number]
+        inputs = torch.full((len(starts), int(lengths.max())), PAD)
+        wanted, real = inputs.clone(), torch.zeros_like(inputs, dtype=torch.bool)
+        inputs[number, place] = torch.from_numpy(tokens.astype(np.int64))
+        wanted[number, place] = torch.from_numpy(targets.astype(np.int64))
+        real[number, place] = True
+        self.batch = Batch(inputs=inputs, targets=wanted, real=real, rows=torch.arange(len(starts)))
+        self.story = number  # (N,) number of each token's story, from 0
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(NamedTuple):
     """What one pass over a probe gave, in the order of its tokens."""
 
     nats: np.ndarray  # (N,) float64

@@ -7,6 +7,7 @@ and its form. bos is no word and has no label.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from some_moe.data.stories import PARTS, POS, ROLES, Story, tell_many
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
 
 UNLABELLED = -1
+NO_WORDS = (PAD, BOS, EOS)
 OTHER = "other"
 NUM_IDENTITIES = 24  # the most frequent tokens that are a class of their own
 FREQUENCIES = ("most frequent", "frequent", "less frequent", "rare")  # a quarter of the text each
@@ -38,15 +40,16 @@ class Family:
 
 
 def label_tokens(
-    tokens: np.ndarray, story: np.ndarray, *, tokenizer: Tokenizer, data: DataConfig, split: str
+    tokens: np.ndarray, story: np.ndarray, tokenizer: Tokenizer, data: DataConfig, split: str
 ) -> list[Family]:
     """Every family that this text allows. tokens and story (N,): the ids and the story each belongs to, in order."""
-    starts = np.flatnonzero(np.diff(story, prepend=-1))
-    rows = np.split(tokens, starts[1:])
+    rows = np.split(tokens, np.flatnonzero(np.diff(story)) + 1)
     told = match_stories(rows, tokenizer, data, split)
     words = [] if told is None else label_words(tokens, rows, told, tokenizer)
-    kinds = words or [label_forms(tokens, tokenizer)]
-    return [*kinds, label_identities(tokens, tokenizer), label_frequencies(tokens)]
+    if not words:  # forms are all that can be said of the words of a text that has no tags
+        form_of_id = {token: form_of(tokenizer.decode([token])) for token in np.unique(tokens).tolist()}
+        words = [_sort_into("form", FORMS, [form_of_id[token] for token in tokens.tolist()], tokens)]
+    return [*words, label_identities(tokens, tokenizer), label_frequencies(tokens)]
 
 
 def match_stories(rows: Sequence[np.ndarray], tokenizer: Tokenizer, data: DataConfig, split: str) -> list[Story] | None:
@@ -59,98 +62,78 @@ def match_stories(rows: Sequence[np.ndarray], tokenizer: Tokenizer, data: DataCo
     asked = data.train_subset_size if split == "train" else data.val_subset_size
     size = asked or (GENERATED_TRAIN if split == "train" else GENERATED_HELD_OUT)
     book = tell_many(size, seed=SPLITS.index(split))
-    found: list[Story] = []
-    for row in rows:
-        story = next((story for story in book if _begins_with(story, row, tokenizer)), None)
-        if story is None:
-            return None
-        found.append(story)
-    return found
-
-
-def _begins_with(story: Story, row: np.ndarray, tokenizer: Tokenizer) -> bool:
-    return np.array_equal([BOS, *tokenizer.encode(story.text)][: len(row)], row)
+    told = ((story, [BOS, *tokenizer.encode(story.text)]) for story in book)
+    # Each search goes on where the one before it stopped.
+    found = [next((story for story, ids in told if np.array_equal(ids[: len(row)], row)), None) for row in rows]
+    return None if None in found else found  # type: ignore[return-value]
 
 
 def label_words(
     tokens: np.ndarray, rows: Sequence[np.ndarray], told: Sequence[Story], tokenizer: Tokenizer
 ) -> list[Family]:
     """Part of speech, role and plot part of every token."""
-    tags = [[OTHER] * len(tokens) for _ in range(3)]
+    tags = [(OTHER, OTHER, OTHER)] * len(tokens)
     start = 0
     for row, story in zip(rows, told, strict=True):
-        for place, word in enumerate(align_words(story, tokenizer), start + 1):
-            if place < start + len(row) and word is not None:
-                found = story.words[word]
-                for column, tag in zip(tags, (found.pos, found.role, found.part), strict=True):
-                    column[place] = tag or OTHER
+        for place, number in enumerate(align_words(story, tokenizer), start + 1):
+            if place < start + len(row) and number is not None:
+                word = story.words[number]
+                tags[place] = (word.pos or OTHER, word.role or OTHER, word.part or OTHER)
         start += len(row)
-    names = (("part of speech", sorted(POS)), ("role", sorted(ROLES - {""})), ("plot part", PARTS))
+    kinds = (("part of speech", sorted(POS)), ("role", sorted(ROLES - {""})), ("plot part", PARTS))
     return [
-        Family(
-            name=name,
-            classes=(*classes, OTHER),
-            labels=_number([*classes, OTHER], column, tokens),
-            in_context=name != "part of speech",
-        )
-        for (name, classes), column in zip(names, tags, strict=True)
+        _sort_into(name, (*classes, OTHER), column, tokens, in_context=name != "part of speech")
+        for (name, classes), column in zip(kinds, zip(*tags, strict=True), strict=True)
     ]
 
 
 def align_words(story: Story, tokenizer: Tokenizer) -> Iterator[int | None]:
     """For each token of a story's text, the word with most of its characters; None for space alone."""
-    word = 0
+    words, first = story.words, 0
     for start, end in tokenizer.backend.encode(story.text).offsets:
-        while word < len(story.words) and story.words[word].end <= start:
-            word += 1
-        best, most = None, 0
-        for number in range(word, len(story.words)):
-            candidate = story.words[number]
-            if candidate.start >= end:
-                break
-            shared = min(end, candidate.end) - max(start, candidate.start)
-            if shared > most:
-                best, most = number, shared
-        yield best
+        while first < len(words) and words[first].end <= start:
+            first += 1
+        shared = {
+            number: min(end, words[number].end) - max(start, words[number].start)
+            for number in takewhile(lambda number: words[number].start < end, range(first, len(words)))  # noqa: B023
+        }
+        yield max(shared, key=shared.__getitem__, default=None)
 
 
-def _number(classes: Sequence[str], names: Sequence[str], tokens: np.ndarray) -> np.ndarray:
-    places = {name: place for place, name in enumerate(classes)}
-    labels = np.array([places[name] for name in names], dtype=np.int64)
-    labels[np.isin(tokens, (PAD, BOS, EOS))] = UNLABELLED
-    return labels
+def _sort_into(
+    name: str, classes: Sequence[str], names: Sequence[str], tokens: np.ndarray, *, in_context: bool = False
+) -> Family:
+    """A family whose tokens (N,) have the classes of these names."""
+    labels = np.array([classes.index(one) for one in names], dtype=np.int64)
+    labels[np.isin(tokens, NO_WORDS)] = UNLABELLED
+    return Family(name=name, classes=tuple(classes), labels=labels, in_context=in_context)
 
 
 def label_identities(tokens: np.ndarray, tokenizer: Tokenizer) -> Family:
     """The token itself, for the most frequent ones."""
-    ids, counts = _count_words(tokens)
-    frequent = [int(i) for i in ids[np.argsort(-counts, kind="stable")][:NUM_IDENTITIES]]
-    labels = np.full(len(tokens), len(frequent), dtype=np.int64)
-    for place, token in enumerate(frequent):
-        labels[tokens == token] = place
-    labels[np.isin(tokens, (PAD, BOS, EOS))] = UNLABELLED
-    classes = (*(tokenizer.decode([token]) for token in frequent), OTHER)
+    frequent = rank_words(tokens)[0][:NUM_IDENTITIES]
+    table = np.full(int(tokens.max(initial=0)) + 1, len(frequent), dtype=np.int64)
+    table[frequent] = np.arange(len(frequent))
+    labels = np.where(np.isin(tokens, NO_WORDS), UNLABELLED, table[tokens])
+    classes = (*(tokenizer.decode([token]) for token in frequent.tolist()), OTHER)
     return Family(name="identity", classes=classes, labels=labels, in_context=True, describes=True)
 
 
 def label_frequencies(tokens: np.ndarray) -> Family:
     """How frequent the token is in this very text: four classes of about as many occurrences each."""
-    ids, counts = _count_words(tokens)
-    order = np.argsort(-counts, kind="stable")
+    ids, counts = rank_words(tokens)
     # A token belongs where the middle of its occurrences falls.
-    middle = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, counts.sum())
-    quarter = np.minimum((middle * len(FREQUENCIES)).astype(np.int64), len(FREQUENCIES) - 1)
+    middle = (np.cumsum(counts) - counts / 2) / max(1, counts.sum())
     table = np.full(int(tokens.max(initial=0)) + 1, UNLABELLED, dtype=np.int64)
-    table[ids[order]] = quarter
+    table[ids] = np.minimum((middle * len(FREQUENCIES)).astype(np.int64), len(FREQUENCIES) - 1)
     return Family(name="frequency", classes=FREQUENCIES, labels=table[tokens], in_context=True, describes=True)
 
 
-def label_forms(tokens: np.ndarray, tokenizer: Tokenizer) -> Family:
-    """What the token looks like: all that can be said of the words of a text that has no tags."""
-    ids, inverse = np.unique(tokens, return_inverse=True)
-    forms = [form_of(tokenizer.decode([int(token)])) for token in ids]
-    labels = _number(FORMS, forms, ids)[inverse]
-    return Family(name="form", classes=FORMS, labels=labels)
+def rank_words(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that are text, the most frequent first, and how often each occurs."""
+    ids, counts = np.unique(tokens[~np.isin(tokens, NO_WORDS)], return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return ids[order], counts[order]
 
 
 def form_of(text: str) -> str:
@@ -163,9 +146,3 @@ def form_of(text: str) -> str:
             return "capitalised"
         return "word" if text[0].isspace() else "piece"
     return "mark" if bare and not any(sign.isalnum() for sign in bare) else OTHER
-
-
-def _count_words(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that are text, and how often each occurs."""
-    ids, counts = np.unique(tokens[~np.isin(tokens, (PAD, BOS, EOS))], return_counts=True)
-    return ids, counts

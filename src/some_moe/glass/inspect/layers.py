@@ -3,7 +3,7 @@
 Shapes: E experts, N tokens, K experts a token, D model width, S sampled queries.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,90 +15,60 @@ from some_moe.metrics.usage import gate_entropy_nats, gini, hash_counts, summari
 
 GENERALIST_LOAD = 3.0
 UNDER_USED_LOAD = 0.1
-RULES = {
+RULES = {  # how the words of a layer's numbers are meant
     "generalists": f"experts with at least {GENERALIST_LOAD:g} fair shares of the layer's selections",
     "under_used": f"experts with less than {UNDER_USED_LOAD:g} fair shares of the layer's selections",
     "breadth": "share of the different token ids of the pass that an expert served at least once",
     "hash_gini": "gini if a hash of the token id chose the experts: the unevenness of the words alone",
 }
-"""How the words of a layer's numbers are meant."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerNumbers:
     """One layer's figures. Loads are in fair shares: 1 is Σn/E selections."""
 
-    layer: int  # the block it belongs to
-    counts: list[int]  # (E,) selections n
-    loads: list[float]  # (E,)
-    breadth: list[float]  # (E,) see RULES
     gini: float
-    hash_gini: float
     entropy_bits: float
     max_entropy_bits: float
     experts_used: int
     num_experts: int
     max_load: float
-    gate_entropy_nats: float
-    max_gate_entropy_nats: float
-    generalists: list[int]  # busiest first
-    under_used: list[int]
-    respawned: list[int]
-    respawns: int
-    query_mean_cosine: float | None  # over pairs of different queries; None without queries
-    query_collinearity: float | None  # norm of the mean unit query
-    query_effective_rank: float | None
-    key_mean_cosine: float | None  # over pairs of different keys
-    key_effective_rank: float | None
+
+    def __init__(self, collection: Collection, place: int) -> None:
+        num_experts, top_k = collection.meta["num_experts"], collection.meta["top_k"]
+        experts, respawns = collection.experts[place], collection.respawns[place]
+        counts = np.bincount(experts.ravel(), minlength=num_experts)
+        loads = counts * (num_experts / max(1, counts.sum()))
+        self.layer: int = collection.meta["depths"][place]  # the block it belongs to
+        self.counts: list[int] = counts.tolist()  # (E,) selections n
+        self.loads: list[float] = loads.tolist()  # (E,)
+        self.breadth: list[float] = measure_breadth(experts, collection.tokens, num_experts).tolist()  # (E,) see RULES
+        self.__dict__ |= summarize_usage(torch.from_numpy(counts))
+        self.hash_gini = gini(hash_counts(torch.from_numpy(collection.tokens.astype(np.int64)), num_experts, top_k))
+        self.gate_entropy_nats = gate_entropy_nats(torch.from_numpy(collection.gates[place]))
+        self.max_gate_entropy_nats = float(np.log(top_k))
+        self.generalists = [int(i) for i in np.argsort(-loads, kind="stable") if loads[i] >= GENERALIST_LOAD]
+        self.under_used: list[int] = np.flatnonzero(loads < UNDER_USED_LOAD).tolist()
+        self.respawned: list[int] = np.flatnonzero(respawns).tolist()
+        self.respawns = int(respawns.sum())
+        queries, keys = collection.queries[place], collection.keys[place]
+        self.query_mean_cosine = _measure(mean_pairwise_cosine, queries)  # over pairs of different queries
+        self.query_collinearity = _measure(query_collinearity, queries)  # norm of the mean unit query
+        self.query_effective_rank = _measure(effective_rank, queries)
+        self.key_mean_cosine = _measure(mean_pairwise_cosine, keys)  # over pairs of different keys
+        self.key_effective_rank = _measure(effective_rank, keys)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
+
+
+def _measure(figure: Callable[[torch.Tensor], float], vectors: np.ndarray) -> float | None:
+    """A figure of vectors (n, D) at unit length; None where there are none, as under hash routing."""
+    return figure(torch.nn.functional.normalize(torch.from_numpy(vectors).double(), dim=-1)) if vectors.size else None
 
 
 def measure_layers(collection: Collection) -> list[LayerNumbers]:
     """The figures of every layer, in order of depth; none for a dense model."""
-    return [_measure_layer(collection, place) for place in range(len(collection.experts))]
-
-
-def _measure_layer(collection: Collection, place: int) -> LayerNumbers:
-    num_experts, top_k = collection.meta["num_experts"], collection.meta["top_k"]
-    experts, respawns = collection.experts[place], collection.respawns[place]
-    counts = count_experts(experts, num_experts)
-    loads = counts * (num_experts / max(1, counts.sum()))
-    by_hash = hash_counts(torch.from_numpy(collection.tokens.astype(np.int64)), num_experts, top_k)
-    queries, keys = _unit_vectors(collection.queries[place]), _unit_vectors(collection.keys[place])
-    busiest_first = np.argsort(-loads, kind="stable")
-    return LayerNumbers(
-        layer=collection.meta["depths"][place],
-        counts=counts.tolist(),
-        loads=loads.tolist(),
-        breadth=measure_breadth(experts, collection.tokens, num_experts).tolist(),
-        hash_gini=gini(by_hash),
-        gate_entropy_nats=gate_entropy_nats(torch.from_numpy(collection.gates[place])),
-        max_gate_entropy_nats=float(np.log(top_k)),
-        generalists=[int(expert) for expert in busiest_first if loads[expert] >= GENERALIST_LOAD],
-        under_used=np.flatnonzero(loads < UNDER_USED_LOAD).tolist(),
-        respawned=np.flatnonzero(respawns).tolist(),
-        respawns=int(respawns.sum()),
-        **summarize_usage(torch.from_numpy(counts)),  # type: ignore[arg-type]
-        query_mean_cosine=None if queries is None else mean_pairwise_cosine(queries),
-        query_collinearity=None if queries is None else query_collinearity(queries),
-        query_effective_rank=None if queries is None else effective_rank(queries),
-        key_mean_cosine=None if keys is None else mean_pairwise_cosine(keys),
-        key_effective_rank=None if keys is None else effective_rank(keys),
-    )
-
-
-def _unit_vectors(vectors: np.ndarray) -> torch.Tensor | None:
-    """The vectors (n, D) at unit length; None where there are none, as under hash routing."""
-    if vectors.size == 0:
-        return None
-    return torch.nn.functional.normalize(torch.from_numpy(vectors).double(), dim=-1)
-
-
-def count_experts(experts: np.ndarray, num_experts: int) -> np.ndarray:
-    """How often each expert was chosen: experts (N, K) → (E,) int64."""
-    return np.bincount(experts.reshape(-1), minlength=num_experts)
+    return [LayerNumbers(collection, place) for place in range(len(collection.experts))]
 
 
 def measure_breadth(experts: np.ndarray, tokens: np.ndarray, num_experts: int) -> np.ndarray:
@@ -111,10 +81,8 @@ def measure_breadth(experts: np.ndarray, tokens: np.ndarray, num_experts: int) -
 
 def share_company(pairs: np.ndarray) -> np.ndarray:
     """Of the tokens that chose expert i, the share that chose j too: (E, E); 0 where i was never chosen."""
-    chosen = np.diag(pairs)
-    shares = pairs / np.maximum(1, chosen)[:, None]
-    np.fill_diagonal(shares, 0.0)
-    return np.asarray(shares)
+    others = pairs * ~np.eye(len(pairs), dtype=bool)
+    return np.asarray(others / np.maximum(1, np.diag(pairs))[:, None])
 
 
 def order_by_company(pairs: np.ndarray) -> np.ndarray:

@@ -60,21 +60,18 @@ def trace_movement(snapshots: KeySnapshots) -> list[LayerMovement]:
 
 def thin_out(steps: np.ndarray, limit: int = MAX_SNAPSHOTS) -> np.ndarray:
     """At most `limit` steps, evenly chosen, the first and the last among them."""
-    if len(steps) <= limit:
-        return steps
-    return np.asarray(steps[np.linspace(0, len(steps) - 1, limit).round().astype(int)])
+    return np.asarray(steps[np.linspace(0, len(steps) - 1, min(limit, len(steps))).round().astype(int)])
 
 
 def _trace_layer(snapshots: KeySnapshots, layer: int, steps: np.ndarray) -> LayerMovement:
-    keys = np.stack([snapshots.keys(int(step), layer) for step in steps]).astype(np.float64)
+    keys = np.stack([snapshots.read("keys", int(step), layer) for step in steps]).astype(np.float64)
     mean, axes, variance = principal_axes(keys.reshape(-1, keys.shape[-1]))
-    moved = np.linalg.norm(np.diff(keys, axis=0), axis=-1)
     return LayerMovement(
         layer=layer,
         steps=steps,
         paths=project(keys, mean, axes),
         variance=variance,
-        usage=np.stack([snapshots.usage(int(step), layer) for step in steps]),
+        usage=np.stack([snapshots.read("usage", int(step), layer) for step in steps]),
         distance=np.linalg.norm(keys - keys[0], axis=-1),
-        speed=moved / np.diff(steps)[:, None],
+        speed=np.linalg.norm(np.diff(keys, axis=0), axis=-1) / np.diff(steps)[:, None],
     )

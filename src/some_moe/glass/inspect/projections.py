@@ -9,8 +9,9 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from subprocess import PIPE
 
 import numpy as np
 
@@ -36,18 +37,15 @@ def map_keys(layers: Sequence[np.ndarray], method: str) -> list[KeyMap]:
 def map_layer(keys: np.ndarray, method: str) -> KeyMap:
     """Map keys (E, D) by one method; where it cannot work, by PCA with a note."""
     unit = unit_rows(keys)
-    flat = project(unit, *principal_axes(unit)[:2])
+    flat, note = project(unit, *principal_axes(unit)[:2]), None
     if method == "pca":
         return KeyMap(method=method, points=flat)
-    name = {"tsne": "t-SNE", "umap": "UMAP"}[method]
+    name, fit = {"tsne": ("t-SNE", fit_tsne), "umap": ("UMAP", fit_umap)}[method]
     if len(unit) < FEWEST_KEYS:
         note = f"{name} needs at least {FEWEST_KEYS} keys and this layer has {len(unit)}: PCA is shown instead."
-        return KeyMap(method=method, points=flat, note=note)
-    if np.ptp(unit, axis=0).max() < 1e-5:
+    elif np.ptp(unit, axis=0).max() < 1e-5:
         note = f"All keys point the same way, so {name} has no neighbourhoods to keep: PCA is shown instead."
-        return KeyMap(method=method, points=flat, note=note)
-    points = fit_tsne(unit, flat) if method == "tsne" else fit_umap(unit, flat)
-    return KeyMap(method=method, points=points)
+    return KeyMap(method=method, points=flat if note else fit(unit, flat), note=note)
 
 
 def unit_rows(vectors: np.ndarray) -> np.ndarray:
@@ -65,11 +63,9 @@ def principal_axes(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
     mean = vectors.mean(0)
     centred = vectors - mean
     variance, axes = np.linalg.eigh(centred.T @ centred)
-    variance, axes = np.clip(variance[::-1], 0, None), axes[:, ::-1]
-    axes = axes[:, :2]
-    if axes.shape[1] < 2:  # keys of width 1
-        axes = np.pad(axes, ((0, 0), (0, 2 - axes.shape[1])))
-        variance = np.pad(variance, (0, 1))
+    variance, axes = np.clip(variance[::-1], 0, None), axes[:, ::-1][:, :2]
+    if len(variance) == 1:  # keys of width 1
+        variance, axes = np.pad(variance, (0, 1)), np.pad(axes, ((0, 0), (0, 1)))
     largest = axes[np.abs(axes).argmax(0), np.arange(2)]
     axes = axes * np.where(largest < 0, -1.0, 1.0)
     return mean, axes, variance[:2] / max(float(variance.sum()), np.finfo(float).tiny)
@@ -133,57 +129,40 @@ def umap_in_background() -> Iterator[Callable[[Sequence[np.ndarray]], Callable[[
     # process may hold locks that a copy of it would wait for.
     command = [sys.executable, "-c", f"from {__name__} import map_in_background; map_in_background()"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is ours to answer
-    )
+    # In a session of its own, for Ctrl-C is ours to answer.
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True)
     assert process.stdin is not None
-    assert process.stdout is not None
-    to_umap, from_umap = process.stdin, process.stdout
+    to_umap = process.stdin
 
     def start(layers: Sequence[np.ndarray]) -> Callable[[], list[KeyMap]]:
         pickle.dump(list(layers), to_umap)
         to_umap.flush()
 
         def wait() -> list[KeyMap]:
-            try:
-                maps: list[KeyMap] = pickle.load(from_umap)
-            except EOFError:
-                raise RuntimeError("the process that runs UMAP has died; its error is above") from None
-            return maps
+            answer, _ = process.communicate()
+            if not answer:
+                raise RuntimeError("the process that runs UMAP has died; its error is above")
+            return list(pickle.loads(answer))
 
         return wait
 
-    try:
-        yield start
-    finally:
-        process.terminate()
-        process.wait()
-        from_umap.close()
-        with suppress(BrokenPipeError):
-            to_umap.close()
+    with process:
+        try:
+            yield start
+        finally:
+            process.terminate()
 
 
 def map_in_background() -> None:
     """What the second process does: read the layers' keys from stdin, and write their maps to stdout."""
-    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what a library prints is no map
-    _load_search_uncompiled()
-    map_layer(np.eye(FEWEST_KEYS), "umap")  # compiles while nobody waits
-    pickle.dump(map_keys(pickle.load(sys.stdin.buffer), "umap"), answer)
-    answer.flush()
-
-
-def _load_search_uncompiled() -> None:
-    """Load UMAP's search for neighbours as plain Python: it is never called, and compiles for 20 s at first import.
-
-    Only for a process of which nobody else uses UMAP.
-    """
     import numba
 
+    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what a library prints is no map
+    # UMAP's search for neighbours is loaded as plain Python: it is never called, and compiles for 20 s at first import.
     numba.config.DISABLE_JIT = True  # type: ignore[attr-defined]
     import pynndescent  # noqa: F401
 
     numba.config.DISABLE_JIT = False  # type: ignore[attr-defined]
+    map_layer(np.eye(FEWEST_KEYS), "umap")  # compiles while nobody waits
+    pickle.dump(map_keys(pickle.load(sys.stdin.buffer), "umap"), answer)
+    answer.flush()

@@ -27,21 +27,10 @@ class KeySnapshots:
     def steps(self) -> tuple[int, ...]:
         return tuple(self.files)
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def keys(self, step: int, layer: int) -> np.ndarray:
-        """The keys (E, D) of the block `layer` after `step` steps."""
-        return self._read(step, f"{layer}.keys")
-
-    def usage(self, step: int, layer: int) -> np.ndarray:
-        """Gravity's running share of the load times E: (E,)."""
-        return self._read(step, f"{layer}.usage")
-
-    def _read(self, step: int, name: str) -> np.ndarray:
+    def read(self, what: str, step: int, layer: int) -> np.ndarray:
+        """The "keys" (E, D) of a block after `step` steps, or their "usage" (E,): the share of the load times E."""
         with safe_open(self.files[step], framework="numpy") as file:
-            array: np.ndarray = file.get_tensor(name)
-        return array
+            return np.asarray(file.get_tensor(f"{layer}.{what}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,28 +114,21 @@ def _find_snapshots(folder: Path, damaged: list[str]) -> KeySnapshots:
 
 def _describe_missing(run: RunRecord) -> list[str]:
     """What is not in the folder, and what follows: one sentence each."""
-    train, sentences = run.config.train, []
-    if run.result is None:
-        sentences.append("No result.json: the run is still training or was killed, so its test loss is not known.")
-    if not run.env:
-        sentences.append("No env.json: the versions and the machine of this run are not known.")
-    if not run.steps:
-        sentences.append("No training steps in metrics.jsonl: there is no training curve.")
-    if not run.evaluations:
-        sentences.append("No evaluation in metrics.jsonl: there is no validation curve.")
-    if not run.has_keys:
-        kind = "hash routing" if run.config.model.ffn == "some" else "dense blocks"
-        sentences.append(f"This model has no keys ({kind}): there is no key map and no key movement.")
-    elif not run.snapshots:
-        cause = "train.snapshot_every is 0" if train.snapshot_every == 0 else "the folder keys/ is empty or missing"
-        sentences.append(f"No key snapshots ({cause}): there is no key movement.")
-    elif len(run.snapshots) == 1:
-        sentences.append("Only one key snapshot: key movement needs two.")
-    if not run.checkpoints:
-        sentences.append("No checkpoint: the model cannot be replayed, so its experts cannot be watched at work.")
-    elif not (run.path / "tokenizer.json").is_file():
-        sentences.append("No tokenizer.json: the model cannot be replayed on text.")
-    if not run.samples:
-        cause = "train.sample_tokens is 0" if train.sample_tokens == 0 else "none was written yet"
-        sentences.append(f"No sample texts: {cause}.")
-    return sentences
+    train, num_snapshots = run.config.train, len(run.snapshots.files)
+    kind = "hash routing" if run.config.model.ffn == "some" else "dense blocks"
+    no_keys = "train.snapshot_every is 0" if train.snapshot_every == 0 else "the folder keys/ is empty or missing"
+    no_text = "train.sample_tokens is 0" if train.sample_tokens == 0 else "none was written yet"
+    has_tokenizer = (run.path / "tokenizer.json").is_file()
+    absent = {
+        "No result.json: the run is still training or was killed, so its test loss is not known.": run.result is None,
+        "No env.json: the versions and the machine of this run are not known.": not run.env,
+        "No training steps in metrics.jsonl: there is no training curve.": not run.steps,
+        "No evaluation in metrics.jsonl: there is no validation curve.": not run.evaluations,
+        f"This model has no keys ({kind}): there is no key map and no key movement.": not run.has_keys,
+        f"No key snapshots ({no_keys}): there is no key movement.": run.has_keys and num_snapshots == 0,
+        "Only one key snapshot: key movement needs two.": run.has_keys and num_snapshots == 1,
+        "No checkpoint: the model cannot be replayed, so its experts cannot be watched at work.": not run.checkpoints,
+        "No tokenizer.json: the model cannot be replayed on text.": run.checkpoints and not has_tokenizer,
+        f"No sample texts: {no_text}.": not run.samples,
+    }
+    return [sentence for sentence, holds in absent.items() if holds]

@@ -61,30 +61,22 @@ def trace(run: "Run", text: str, layers: Sequence[int] | None = None) -> Trace:
     """
     import torch
 
-    ids = encode_text(run, text)
-    chosen = choose_layers(run, layers)
-    model, device = run.model, run.model.head.weight.device
+    ids, chosen, config = encode_text(run, text), choose_layers(run, layers), run.config
     with torch.no_grad():
-        output = model(torch.tensor([ids], device=device))
+        output = run.model(torch.tensor([ids], device=run.model.head.weight.device))
     log_share = output.logits[0].double().log_softmax(-1)  # (T, V)
     # The model may have more ids than the tokenizer knows; a guess must be one that can be shown.
     guesses = log_share[:, : run.tokenizer.vocab_size].max(-1)
     nats = [-float(log_share[place, target]) for place, target in enumerate(ids[1:])]
-    experts, gates = [], []
-    for layer in chosen:
-        routing = output.routings[layer]
-        assert routing.experts is not None
-        assert routing.gates is not None
-        experts.append(routing.experts[0].cpu().numpy())
-        gates.append(routing.gates[0].float().cpu().numpy())
     names = name_tokens(guesses.indices.tolist(), run.tokenizer)
     return _make_trace(
-        {"run": run.config.name, "step": run.step, "layers": chosen, "router": run.config.model.router},
+        {"run": config.name, "step": run.step, "router": config.model.router, "num_experts": config.model.num_experts},
+        chosen,
         name_tokens(ids, run.tokenizer),
-        *sort_by_gate(np.stack(experts), np.stack(gates)),
+        np.stack([output.routings[layer].experts[0].cpu().numpy() for layer in chosen]),
+        np.stack([output.routings[layer].gates[0].float().cpu().numpy() for layer in chosen]),
         [*nats, None],
         [(name, math.exp(float(value))) for name, value in zip(names, guesses.values, strict=True)],
-        num_experts=run.config.model.num_experts,
     )
 
 
@@ -95,32 +87,32 @@ def trace_collected(collection: Collection, tokenizer: Tokenizer, *, story: int 
     """
     places, meta = np.flatnonzero(collection.story == story)[:num_tokens], collection.meta
     return _make_trace(
-        {"run": meta["run"], "step": meta["step"], "layers": tuple(meta["depths"]), "router": meta["router"]},
+        {name: meta[name] for name in ("run", "step", "router", "num_experts")},
+        tuple(meta["depths"]),
         name_tokens(collection.tokens[places].tolist(), tokenizer),
         collection.experts[:, places],
         collection.gates[:, places],
         collection.loss[places].astype(float).tolist(),
         [(None, None)] * len(places),
-        num_experts=meta["num_experts"],
     )
 
 
 def _make_trace(
     about: dict[str, Any],
+    layers: tuple[int, ...],
     names: Sequence[str],
     experts: np.ndarray,
     gates: np.ndarray,
     nats: Sequence[float | None],
     guesses: Sequence[tuple[str | None, float | None]],
-    *,
-    num_experts: int,
 ) -> Trace:
     """A trace of T tokens with these names, experts and gates (L, T, K), losses and guesses."""
+    experts, gates = sort_by_gate(experts, gates)
     tokens = tuple(
         TracedToken(
             text=name,
-            experts=tuple(tuple(map(int, layer)) for layer in experts[:, place]),
-            gates=tuple(tuple(round(float(gate), 4) for gate in layer) for layer in gates[:, place]),
+            experts=tuple(map(tuple, experts[:, place].tolist())),
+            gates=tuple(tuple(round(gate, 4) for gate in layer) for layer in gates[:, place].tolist()),
             next_probability=None if loss is None else math.exp(-loss),
             next_nats=loss,
             guess=guess,
@@ -128,7 +120,7 @@ def _make_trace(
         )
         for place, (name, loss, (guess, share)) in enumerate(zip(names, nats, guesses, strict=True))
     )
-    return Trace(**about, num_experts=num_experts, top_k=experts.shape[-1], tokens=tokens)
+    return Trace(**about, layers=layers, top_k=experts.shape[-1], tokens=tokens)
 
 
 def encode_text(run: "Run", text: str) -> list[int]:

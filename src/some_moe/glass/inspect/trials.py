@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from some_moe.glass.inspect.association import beyond_draws, bootstrap_weights
+from some_moe.glass.inspect.association import beyond_draws, bootstrap_weights, cover
+from some_moe.glass.inspect.cards import Case
 from some_moe.glass.inspect.interventions import Probe, Replay, StandIn, exchange_experts, knock_out, replay, stand_in
 from some_moe.training.runs import Run
 
@@ -28,7 +29,7 @@ def draw_matched_sets(
     do not make so many: a guild may be busier than all of them together.
     """
     wanted = usage[list(experts)].sum()
-    others = np.array([e for e in range(len(usage)) if e not in set(experts) and usage[e] > 0], dtype=np.int64)
+    others = np.setdiff1d(np.flatnonzero(usage), experts)
     largest = min(len(others), len(usage) - top_k)
     sets: dict[frozenset[int], list[int]] = {}
     for _ in range(TRIES * count if largest else 0):
@@ -39,21 +40,6 @@ def draw_matched_sets(
         if len(sets) == count:
             break
     return list(sets.values())
-
-
-def bootstrap_contrast(
-    change: np.ndarray, inside: np.ndarray, outside: np.ndarray, story: np.ndarray, random: np.random.Generator
-) -> np.ndarray:
-    """Draws (R,) of the mean change inside minus outside, with stories drawn anew. All arguments (N,)."""
-    num_stories = int(story.max()) + 1
-    weights = bootstrap_weights(num_stories, NUM_BOOTSTRAPS, random)
-
-    def mean_of(mask: np.ndarray) -> np.ndarray:
-        sums = np.bincount(story, change * mask, num_stories)
-        counts = np.bincount(story, mask, num_stories)
-        return np.asarray((weights @ sums) / np.maximum(weights @ counts, 1))
-
-    return mean_of(inside) - (mean_of(outside) if outside.any() else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +59,25 @@ class Trials:
 
     def draw_interval(self, change: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> list[float]:
         """An interval for the mean change inside minus outside, by stories drawn anew. All arguments (N,)."""
-        draws = bootstrap_contrast(change, inside, outside, self.probe.story, self.random)
-        bounds: list[float] = np.quantile(draws, (self.level / 2, 1 - self.level / 2)).tolist()
-        return bounds
+        story, num_stories = self.probe.story, int(self.probe.story.max()) + 1
+        weights = bootstrap_weights(num_stories, NUM_BOOTSTRAPS, self.random)
 
-    def knock_out(
-        self, layer: int, experts: Sequence[int], inside: np.ndarray, outside: np.ndarray, *, num_sets: int
-    ) -> dict[str, Any] | None:
-        """Take the experts away, then matched random sets of others; None where there are too few such sets.
+        def mean_of(mask: np.ndarray) -> np.ndarray:
+            sums, counts = np.bincount(story, change * mask, num_stories), np.bincount(story, mask, num_stories)
+            return np.asarray((weights @ sums) / np.maximum(weights @ counts, 1))
 
-        inside, outside (N,) bool: tokens of the class, and all other words. A change is in nats of predicting the
+        return list(cover(mean_of(inside) - mean_of(outside), self.level))
+
+    def knock_out(self, case: Case, *, num_sets: int) -> dict[str, Any] | None:
+        """Take a guild's experts away, then matched random sets of others; None where there are too few such sets.
+
+        A change is in nats of predicting the
         next token from that position. `effect` is a difference of differences: how much more the class is hurt than
         other tokens, by these experts more than by random ones. Its p-value takes the sets' own differences as
         draws of the null; its interval draws stories anew.
         """
+        size, layer, experts = len(self.probe.story), case.card["layer"], case.card["experts"]
+        inside, outside = case.inside[:size], case.outside[:size]
         some_layer, chosen = self.run.model.layers[layer], self.base.experts[layer]
         usage = np.bincount(chosen.ravel(), minlength=some_layer.model.num_experts)
         sets = draw_matched_sets(usage, experts, num_sets, some_layer.model.top_k, self.random)
@@ -113,7 +104,7 @@ class Trials:
             "next_change": float(change[after].mean()) if after.any() else None,
             "class_displaced": displaced(experts),
             "random_class_displaced": float(np.mean([displaced(gone) for gone in sets])),
-            "usage_share": float(usage[list(experts)].sum() / usage.sum()),
+            "usage_share": float(usage[experts].sum() / usage.sum()),
             "random_usage_share": float(np.mean([usage[gone].sum() for gone in sets]) / usage.sum()),
             "num_sets": len(sets),
             "class_tokens": int(inside.sum()),
@@ -121,20 +112,16 @@ class Trials:
 
     def exchange(self, layer: int, *, num_draws: int) -> dict[str, Any]:
         """Let the experts of one layer change places under fixed keys, so that none stays where it was."""
-        some_layer, everywhere = self.run.model.layers[layer], np.ones(self.probe.num_tokens, bool)
-        orders = (_derange(some_layer.model.num_experts, self.random) for _ in range(num_draws))
-        change = np.mean([self.change_under(*exchange_experts(some_layer, order)) for order in orders], axis=0)
+        some_layer, everywhere = self.run.model.layers[layer], np.ones(len(self.probe.story), bool)
+        changes = []
+        for _ in range(num_draws):
+            cycle = self.random.permutation(some_layer.model.num_experts)
+            order = np.roll(cycle, 1)[np.argsort(cycle)]  # a cycle through all experts: none keeps its place
+            changes.append(self.change_under(*exchange_experts(some_layer, order)))
+        change = np.mean(changes, axis=0)
         return {
             "layer": layer,
             "loss_change": float(change.mean()),
             "interval": self.draw_interval(change, everywhere, ~everywhere),
             "num_draws": num_draws,
         }
-
-
-def _derange(count: int, random: np.random.Generator) -> np.ndarray:
-    """A random cycle through 0 … count−1: an order in which nothing keeps its place."""
-    cycle = random.permutation(count)
-    order = np.empty(count, dtype=np.int64)
-    order[cycle] = np.roll(cycle, 1)
-    return order
