@@ -4,7 +4,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any, NoReturn, TypeAlias
 
 FAILED = 1
@@ -80,8 +80,8 @@ COMMANDS: Commands = {
     "experiments": (
         "the registry: published runs, studies and baselines",
         {
-            "list": ("list them all, by series", "registry:list_experiments"),
-            "show": ("print all about one", "registry:show_experiment"),
+            "list": ("list them all, by series", "experiments:list_experiments"),
+            "show": ("print all about one", "experiments:show_experiment"),
             "run": ("run some of them, on any data", "experiments:run_experiments"),
             "compare": ("set measured figures beside the published ones", "results:compare_published"),
         },
@@ -147,18 +147,9 @@ def dispatch(prog: str, summary: str, commands: Commands, arguments: list[str]) 
     if not isinstance(target, str):
         return dispatch(f"{prog} {word}", summary, target, rest)
     try:
-        return find_command(target)(rest)
+        return int(resolve_name(f"some_moe.commands.{target}")(rest))
     except SystemExit as stop:  # argparse leaves this way after --help
         return stop.code if isinstance(stop.code, int) else 0
-
-
-def find_command(target: str) -> Callable[[list[str]], int]:
-    """Import what "module:function" names."""
-    from importlib import import_module
-
-    module, _, name = target.partition(":")
-    found: Callable[[list[str]], int] = getattr(import_module(f"some_moe.commands.{module}"), name)
-    return found
 
 
 def _refuse_word(prog: str, word: str, commands: Commands, options: dict[str, str]) -> str:
@@ -207,6 +198,13 @@ def write_json(value: Any) -> int:
     return write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def look() -> dict[str, Any]:
+    """How wide a text may be and whether emphasis may be used, as the functions that format one ask for it."""
+    from some_moe.layout import Style
+
+    return {"width": terminal_width(), "style": Style(on_terminal())}
+
+
 def on_terminal() -> bool:
     """Whether emphasis may be used."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -217,9 +215,3 @@ def terminal_width() -> int | None:
     import shutil
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-if __name__ == "__main__":
-    from some_moe.cli import main as run_main  # the importable copy, so that its errors are the same classes
-
-    raise SystemExit(run_main())

@@ -3,19 +3,20 @@
 import os
 import sys
 import time
+from argparse import Namespace
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
-from some_moe.cli import BAD_INPUT, Parser, UsageError, on_terminal, suggest, terminal_width, write, write_json
+from some_moe.cli import BAD_INPUT, INTERRUPTED, Parser, UsageError, look, read_numbers, suggest, write, write_json
 from some_moe.config import Config, ConfigError, RunConfig
 from some_moe.config.base import field_docs
 
-INTERRUPTED = 130
 # torchrun ends all processes when one fails: the others wait so long for the first, which says why.
 FAREWELL_SECONDS = 10.0
+SHORTEST_ROW = 2
 
 
 # --- settings on the command line -------------------------------------------------------------------------
@@ -50,15 +51,6 @@ def is_switch(name: str) -> bool:
     config = RunConfig if not room else RunConfig.model_fields[room].annotation
     annotation = config.model_fields[field].annotation  # type: ignore[union-attr]
     return annotation is bool or bool in get_args(annotation)
-
-
-def is_text(words: str) -> bool:
-    """Whether what was typed can be written as UTF-8."""
-    try:
-        words.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _read_value(text: str) -> Any:
@@ -131,11 +123,14 @@ def train_from_arguments(arguments: list[str]) -> int:
     overrides = parse_overrides(rest, prog)
     config = resolve_config(options.preset, options.config, overrides)
     if options.dry_run:
-        return dry_run(config)
+        from some_moe.lab.estimate import estimate
+        from some_moe.training.machine import settle_experts
+
+        config = settle_experts(config)
+        return write(config.to_yaml() + "\n" + estimate(config))
 
     from some_moe.api import find_folder, train
     from some_moe.commands.tables import format_result
-    from some_moe.layout import Style
     from some_moe.training.stopping import TrainingStoppedError
 
     folder, _ = find_folder(options.out, config, options.resume)
@@ -148,7 +143,7 @@ def train_from_arguments(arguments: list[str]) -> int:
             print(f"some: {stop}", file=sys.stderr)
         return stop.code
     assert run.result is not None
-    return write(format_result(str(run.path), run.result, width=terminal_width(), style=Style(on_terminal())))
+    return write(format_result(str(run.path), run.result, **look()))
 
 
 def resolve_config(preset: str | None, file: str | None, overrides: dict[str, Any]) -> RunConfig:
@@ -162,14 +157,6 @@ def resolve_config(preset: str | None, file: str | None, overrides: dict[str, An
     elif file:
         base = RunConfig.load(file)
     return base.override(overrides)
-
-
-def dry_run(config: RunConfig) -> int:
-    from some_moe.lab.estimate import estimate
-    from some_moe.training.machine import settle_experts
-
-    config = settle_experts(config)
-    return write(config.to_yaml() + "\n" + estimate(config))
 
 
 # --- some eval and some generate --------------------------------------------------------------------------
@@ -191,8 +178,6 @@ def evaluate_run(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse(arguments)
     if options.seq_lens is not None:
-        from some_moe.commands.lengths import evaluate_lengths
-
         return evaluate_lengths(options)
     if options.data is not None and not Path(options.data).exists():
         raise UsageError(
@@ -200,15 +185,27 @@ def evaluate_run(arguments: list[str]) -> int:
         )
 
     from some_moe.commands.tables import format_evaluation
-    from some_moe.layout import Style
     from some_moe.training.runs import load
 
     record = load(options.run, checkpoint=options.checkpoint).evaluate(
         options.split, data=options.data, adapt=options.adapt, trigram=options.trigram, device=options.device
     )
-    if options.json:
-        return write_json(record)
-    return write(format_evaluation(record, width=terminal_width(), style=Style(on_terminal())))
+    return write_json(record) if options.json else write(format_evaluation(record, **look()))
+
+
+def evaluate_lengths(options: Namespace) -> int:
+    """Score a run with its rows cut or padded to each length of --seq-lens."""
+    lengths = read_numbers("--seq-lens", options.seq_lens, what="length", example="256,512,1024", least=SHORTEST_ROW)
+    for name in ("data", "adapt", "trigram"):
+        if getattr(options, name):
+            raise UsageError(f"--seq-lens {options.seq_lens} and --{name} exclude each other; give one of them")
+
+    from some_moe.commands.tables import format_lengths
+    from some_moe.lab.lengths import score_run
+    from some_moe.training.run_folder import drop_nan
+
+    record = score_run(options.run, lengths, split=options.split, checkpoint=options.checkpoint, device=options.device)
+    return write_json(drop_nan(record)) if options.json else write(format_lengths(record, **look()))
 
 
 def generate_text(arguments: list[str]) -> int:
@@ -232,7 +229,7 @@ def generate_text(arguments: list[str]) -> int:
     ):
         if not good:
             raise UsageError(f"{name} {value} is out of range; {cure}")
-    if not is_text(options.prompt):
+    if options.prompt.encode(errors="replace").decode() != options.prompt:
         raise UsageError("--prompt is not UTF-8; convert it")
 
     from some_moe.training.runs import default_device, load
