@@ -98,7 +98,7 @@ def test_stopped_and_continued_queues_end_like_undisturbed_ones(
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == ""
-    assert "stopping: the present run saves after its step, and no other is begun" in out
+    assert "stopping: what runs is saved after its step, and no other is begun" in out
     assert "[1/2] A1, seed 0: interrupted" in out
     assert "the same command goes on with what is not done" in out
     folder = tmp_path / "stopped" / "A1-seed0"

@@ -40,7 +40,7 @@ def make_config(**data: object) -> RunConfig:
 
 
 def score(config: RunConfig, *lengths: int, model: SomeLM | None = None) -> list[LengthScore]:
-    return score_lengths(model or SomeLM(config.model), ROWS, ROWS, lengths, config, TOKENIZER, CPU)
+    return score_lengths(model or SomeLM(config.model), ROWS, ROWS, lengths, config, TOKENIZER)
 
 
 def make_rows(*stories: list[int]) -> Rows:

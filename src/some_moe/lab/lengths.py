@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Rows
@@ -25,6 +24,8 @@ from some_moe.training.environment import describe_program
 from some_moe.training.evaluate import evaluate, evaluation_batches
 from some_moe.training.machine import choose_machine
 from some_moe.training.runs import load
+
+EVERY_POSITION = {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +53,13 @@ def score_run(
     path: str | Path, lengths: Sequence[int], *, split: str = "test", checkpoint: str = "best", device: str = "auto"
 ) -> dict[str, Any]:
     """Score a run's own data at each length, and return all about it as one plain object. No absolute paths."""
-    run = load(path, checkpoint=checkpoint)
+    run, program = load(path, checkpoint=checkpoint), describe_program()
     config, data, model = run.config, run.config.data, run.model
     machine = choose_machine(config.train.override({"device": device}))
     longest = max(data.seq_len, *lengths)
     dataset = prepare(data.override({"seq_len": longest}), config.model.vocab_size, run.tokenizer)
-    scores = score_lengths(
-        machine.adopt(model),
-        dataset.train,
-        getattr(dataset, split),
-        lengths,
-        config,
-        run.tokenizer,
-        machine.device,
-    )
-    program = describe_program()
+    scored = getattr(dataset, split)
+    scores = score_lengths(machine.adopt(model), dataset.train, scored, lengths, config, run.tokenizer)
     return {
         "run": hide_place(str(run.path)),
         "experiment": config.experiment,
@@ -87,35 +80,25 @@ def score_run(
 
 
 def score_lengths(
-    model: SomeLM,
-    train: Rows,
-    scored: Rows,
-    lengths: Sequence[int],
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    device: torch.device,
+    model: SomeLM, train: Rows, scored: Rows, lengths: Sequence[int], config: RunConfig, tokenizer: Tokenizer
 ) -> list[LengthScore]:
     """Score the rows of `scored` at each length; the constant predictor learns from those of `train`.
 
     Both must have been encoded at least as long as the longest of `lengths`.
     """
-    token_bytes = tokenizer.token_bytes()
+    token_bytes, device = tokenizer.token_bytes(), next(model.parameters()).device
     scores = []
     for seq_len in lengths:
-        rows = cut_rows(scored, seq_len)
-        own = resize(config, seq_len)
-        every_position = own.override(
-            {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
-        )
-        padded = evaluate(model, rows, every_position, token_bytes, device)
+        rows, own = cut_rows(scored, seq_len), resize(config, seq_len)
+        padded = evaluate(model, rows, own.override(EVERY_POSITION), token_bytes, device)
         # The run's own way of batching gives the bits that `some eval` prints; often it is this same one.
         same = evaluation_batches(rows, own).config.batching == "padded"
         honest = padded if same else evaluate(model, rows, own, token_bytes, device)
         share, on_padding = padded.text_share, padded.loss_on_padding
-        everything: dict[str, Any] = padded.layers[len(padded.layers) // 2] if padded.layers else {}
-        real: dict[str, Any] = honest.layers[len(honest.layers) // 2] if honest.layers else {}
-        learned = count_targets(cut_rows(train, seq_len), seq_len, tokenizer.vocab_size)
-        asked = count_targets(rows, seq_len, tokenizer.vocab_size)
+        every, real = (found.layers[len(found.layers) // 2] if found.layers else {} for found in (padded, honest))
+        learned, asked = (
+            count_targets(counted, seq_len, tokenizer.vocab_size) for counted in (cut_rows(train, seq_len), rows)
+        )
         scores.append(
             LengthScore(
                 seq_len=seq_len,
@@ -130,9 +113,9 @@ def score_lengths(
                 num_tokens=honest.num_tokens,
                 num_stories_cut=count_cut(rows),
                 gini=real.get("gini_real", real.get("gini")),
-                gini_padded=everything.get("gini"),
+                gini_padded=every.get("gini"),
                 entropy_bits=real.get("entropy_bits_real", real.get("entropy_bits")),
-                entropy_bits_padded=everything.get("entropy_bits"),
+                entropy_bits_padded=every.get("entropy_bits"),
             )
         )
     return scores
@@ -168,9 +151,7 @@ def count_targets(rows: Rows, seq_len: int, vocab_size: int) -> np.ndarray:
 
 
 def without_padding(counts: np.ndarray) -> np.ndarray:
-    real = counts.copy()
-    real[PAD] = 0
-    return real
+    return np.where(np.arange(len(counts)) == PAD, 0, counts)
 
 
 def constant_loss(learned: np.ndarray, asked: np.ndarray) -> float:

@@ -1,7 +1,6 @@
 """results/NAME-seedS.json: a measured run as it travels, with all that is needed to judge and repeat it."""
 
 import json
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
         "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
         "date": finished.isoformat(timespec="seconds"),
         "source": hide_place(job.config.data.source),
-        "stories": asdict(job.schedule.stories),
+        "stories": job.schedule.stories._asdict(),
         "published_steps": job.experiment.steps,
         "epochs_scaled": job.schedule.describe_scaling(),
         "published_epochs": list_published_epochs(job.schedule, result, log),
