@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from some_moe.commands.training import parse_overrides, resolve_config
+from some_moe.commands.training import resolve_config, take_settings
 from some_moe.config import ConfigError
-from some_moe.lab import run_experiments
 from some_moe.lab.jobs import Job, find_standing, hide_place, make_jobs
 from some_moe.lab.queue import Queue, Signals, explain_failure
 from some_moe.lab.registry import EXPERIMENTS
@@ -42,7 +41,7 @@ def test_the_words_that_train_a_job_give_its_config() -> None:
         job = Job(experiment=experiment, seed=7, config=config, schedule=schedule, overrides={})
         command, preset, name, *flags = job.training_words
         assert (command, preset) == ("train", "--preset")
-        assert resolve_config(name, None, parse_overrides(flags, "some train")) == config
+        assert resolve_config(name, None, take_settings(flags, "some train")[0]) == config
 
 
 def test_an_override_that_an_experiment_refuses_names_it() -> None:
@@ -143,16 +142,6 @@ def test_a_failed_job_is_noted_and_the_queue_goes_on(tmp_path: Path, monkeypatch
         "[3/3] A1, seed 2: done already",
     ]
     assert [row["state"] for row in again.summarize()] == ["done already", "done", "done already"]
-
-
-def test_a_notebook_runs_experiments_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "_train", finish)
-    said: list[str] = []
-    places = {"out": tmp_path / "runs", "results": tmp_path / "results"}
-    (row,) = run_experiments(["a1"], seeds=[3], overrides=TINY, say=said.append, **places)
-    assert (row["experiment"], row["seed"], row["state"]) == ("A1", 3, "done")
-    assert row["result"] == str(tmp_path / "results" / "A1-seed3.json")
-    assert said[0] == "[1/1] A1, seed 3: 2 steps"
 
 
 def test_a_run_that_was_told_to_stop_stops_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

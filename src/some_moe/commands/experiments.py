@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from some_moe.cli import Parser, UsageError, look, read_numbers, write, write_json
 
@@ -39,6 +38,8 @@ def show_experiment(arguments: list[str]) -> int:
 
 def run_experiments(arguments: list[str]) -> int:
     """Run experiments one after another, skip what is done, continue what was interrupted."""
+    from some_moe.commands.training import take_settings
+
     parser = Parser(
         RUN,
         "Run experiments in turn, each with every seed, for the published number of steps. Runs that are "
@@ -59,7 +60,7 @@ def run_experiments(arguments: list[str]) -> int:
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="how many runs share the machine (1)")
     parser.add_argument("--dry-run", action="store_true", help="print what would run; touch nothing")
     parser.add_argument("--json", action="store_true", help="print one object at the end; progress goes to stderr")
-    words, settings = split_settings(arguments)
+    overrides, words = take_settings(arguments, RUN)
     options = parser.parse(words)
     if options.at_once < 1:
         raise UsageError(f"--at-once {options.at_once} runs nothing; use 1 or more")
@@ -68,7 +69,12 @@ def run_experiments(arguments: list[str]) -> int:
 
     experiments = select_experiments(options.names)
     seeds = read_numbers("--seeds", options.seeds, what="seed", example="0,1,2")
-    overrides = read_overrides(settings, options.data)
+    source = options.data
+    for name, flag in (("train.seed", "--seeds"), ("name", "--out")):
+        if name in overrides:
+            raise UsageError(f"--{name} {overrides[name]} is given by {flag} here; write {flag} instead")
+    if source is not None and overrides.setdefault("data.source", source) != source:
+        raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
 
     from some_moe.commands.tables import format_plan, format_summary
     from some_moe.lab.jobs import make_jobs
@@ -98,30 +104,3 @@ def run_experiments(arguments: list[str]) -> int:
     if queue.exit_code:
         write("the same command goes on with what is not done\n")
     return queue.exit_code
-
-
-def split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Part --ROOM.FIELD VALUE from the other words, wherever they stand."""
-    others, settings, rest = [], [], list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if not (word.startswith("--") and "." in word.partition("=")[0]):
-            others.append(word)
-            continue
-        settings.append(word)
-        if "=" not in word and rest and not rest[0].startswith("--"):
-            settings.append(rest.pop(0))
-    return others, settings
-
-
-def read_overrides(settings: list[str], source: str | None) -> dict[str, Any]:
-    from some_moe.commands.training import parse_overrides
-
-    overrides = parse_overrides(settings, RUN)
-    if "train.seed" in overrides:
-        raise UsageError(f"--train.seed {overrides['train.seed']} is given by --seeds here; write --seeds instead")
-    if source is not None:
-        if overrides.get("data.source", source) != source:
-            raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
-        overrides["data.source"] = source
-    return overrides

@@ -22,18 +22,24 @@ SHORTEST_ROW = 2
 # --- settings on the command line -------------------------------------------------------------------------
 
 
-def parse_overrides(words: list[str], prog: str) -> dict[str, Any]:
-    """Read `--model.top-k 2 --model.gains --train.clip=0` as {"model.top_k": "2", …}."""
-    known = {"--" + name.replace("_", "-"): name for name in RunConfig.field_names()}
-    known["--deterministic"] = "train.deterministic"
+def take_settings(arguments: list[str], prog: str) -> tuple[dict[str, Any], list[str]]:
+    """Part `--model.top-k 2 --model.gains --train.clip=0`, wherever it stands, from the other words of a command.
+
+    Settings come as {"model.top_k": "2", …}.
+    """
+    known = {"--" + name.replace("_", "-"): name for name in RunConfig.field_names() if "." in name}
+    known |= {"--deterministic": "train.deterministic", "--name": "name"}
     changes: dict[str, Any] = {}
-    words = list(words)
+    others, words = [], list(arguments)
     while words:
-        flag, equals, value = words.pop(0).partition("=")
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
         name = known.get(flag.replace("_", "-"))
+        if name is None and flag.startswith("--") and "." in flag:
+            raise UsageError(f"{flag} is not an option of `{prog}`{suggest(flag, [*known], prog)}")
         if name is None:
-            kind = "option" if flag.startswith("-") else "argument"
-            raise UsageError(f"{flag} is not an {kind} of `{prog}`{suggest(flag, [*known, '--preset', '--out'], prog)}")
+            others.append(word)
+            continue
         if not equals:
             if words and not words[0].startswith("--"):
                 value = words.pop(0)
@@ -42,7 +48,7 @@ def parse_overrides(words: list[str], prog: str) -> dict[str, Any]:
             else:
                 raise UsageError(f"{flag} needs a value behind it; `some train --settings` says what it is")
         changes[name] = _read_value(value)
-    return changes
+    return changes, others
 
 
 def is_switch(name: str) -> bool:
@@ -117,10 +123,10 @@ def train_from_arguments(arguments: list[str]) -> int:
         "--dry-run", action="store_true", help="print config, parameters, memory and time; touch nothing"
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with its default and meaning")
-    options, rest = parser.parse_known_args(arguments)
+    overrides, words = take_settings(arguments, prog)
+    options = parser.parse(words)
     if options.settings:
         return write(describe_settings().lstrip() + "\n")
-    overrides = parse_overrides(rest, prog)
     config = resolve_config(options.preset, options.config, overrides)
     if options.dry_run:
         from some_moe.lab.estimate import estimate

@@ -100,11 +100,6 @@ def test_a_bad_entry_is_named_with_what_is_wrong(entry: str, complaint: str) -> 
     assert entry.partition(":")[0] in str(raised.value)
 
 
-def test_what_is_no_yaml_is_named_by_its_line() -> None:
-    with pytest.raises(ConfigError, match=r"some\.yaml: line 18 is not valid YAML: "):
-        read("bad: {title: a: run}")
-
-
 def test_a_bad_base_is_named() -> None:
     with pytest.raises(ConfigError, match=r"some.yaml: half: model.topk is not a field"):
         Catalogue().read("some.yaml", "bases: {half: {changes: {model.topk: 1}}}")

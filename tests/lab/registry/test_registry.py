@@ -106,14 +106,6 @@ def test_lookup_ignores_case(written: str, meant: str) -> None:
     assert find_experiment(written).name == meant
 
 
-def test_lookup_asks_for_capitals_where_only_they_tell_names_apart() -> None:
-    run = find_experiment("A1")
-    twins = [replace(run, name="Twin"), replace(run, name="tWin")]
-    assert find_experiment("tWin", twins).name == "tWin"
-    with pytest.raises(ConfigError, match="Twin or tWin"):
-        find_experiment("twin", twins)
-
-
 @pytest.mark.parametrize(
     ("written", "suggested"),
     [("A11", "'A1'"), ("v5-liner", "'v5-linear'"), ("DENSE-EQUAL-TRAINABEL", "'dense-equal-trainable'"),

@@ -104,11 +104,7 @@ class Catalogue:
         """Add the file `name`, and return its experiments in their order."""
         num_known = len(self.experiments)
         with naming(name):
-            try:
-                file = File(**yaml.load(text, LOADER))
-            except yaml.MarkedYAMLError as error:
-                line = error.problem_mark.line + 1 if error.problem_mark else 1
-                raise ConfigError(f"line {line} is not valid YAML: {error.problem}") from None
+            file = File(**yaml.load(text, LOADER))
             self.sources.update(file.sources)
             for base, values in file.bases.items():
                 with naming(base):
