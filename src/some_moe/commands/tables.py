@@ -31,8 +31,6 @@ LENGTH_USAGE = (LENGTH, *number_columns(gini=".3f", gini_padded=".3f", entropy_b
 PLAN = (
     text_column("name", "experiment"),
     *number_columns(seed="", stories=",", epochs=".2f", steps=",d"),
-    Column("train M", lambda row: f"{row['trainable_parameters'] / 1e6:.2f}", numeric=True),
-    Column("total M", lambda row: f"{row['total_parameters'] / 1e6:.2f}", numeric=True),
     Column("state", lambda row: {"new": "to run", "begun": "to continue", "done": "done already"}[row["standing"]]),
 )
 SUMMARY = (

@@ -8,7 +8,6 @@ Shapes: V ids in the tokenizer's vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +25,6 @@ from some_moe.training.machine import choose_machine
 from some_moe.training.runs import load
 
 EVERY_POSITION = {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthScore:
-    """What one row length gives. `padded` figures count every position, the others real tokens alone."""
-
-    seq_len: int
-    text_share: float  # r: share of the positions that are text when every row is seq_len long
-    loss: float  # nats per real token
-    loss_on_padding: float | None  # None where no row has padding
-    loss_padded: float  # r·loss + (1−r)·loss_on_padding, whatever the run was trained on
-    constant_loss: float  # of a predictor that ignores its input, on the same targets
-    constant_loss_padded: float
-    perplexity: float
-    bits_per_byte: float
-    num_tokens: int  # real targets scored
-    num_stories_cut: int
-    gini: float | None  # of the middle layer, over real tokens; None without SoME layers
-    gini_padded: float | None
-    entropy_bits: float | None
-    entropy_bits_padded: float | None
 
 
 def score_run(
@@ -75,16 +53,17 @@ def score_run(
         "precision": "bf16" if machine.bf16 else "fp32",
         "commit": program["commit"],
         "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
-        "lengths": [asdict(score) for score in scores],
+        "lengths": scores,
     }
 
 
 def score_lengths(
     model: SomeLM, train: Rows, scored: Rows, lengths: Sequence[int], config: RunConfig, tokenizer: Tokenizer
-) -> list[LengthScore]:
+) -> list[dict[str, Any]]:
     """Score the rows of `scored` at each length; the constant predictor learns from those of `train`.
 
-    Both must have been encoded at least as long as the longest of `lengths`.
+    Both must have been encoded at least as long as the longest of `lengths`. `padded` figures count every position,
+    the others real tokens alone; usage is that of the middle layer, None without SoME layers.
     """
     token_bytes, device = tokenizer.token_bytes(), next(model.parameters()).device
     scores = []
@@ -100,23 +79,25 @@ def score_lengths(
             count_targets(counted, seq_len, tokenizer.vocab_size) for counted in (cut_rows(train, seq_len), rows)
         )
         scores.append(
-            LengthScore(
-                seq_len=seq_len,
-                text_share=share,
-                loss=honest.loss,
-                loss_on_padding=on_padding,
-                loss_padded=share * honest.loss + (1 - share) * (on_padding or 0.0),
-                constant_loss=constant_loss(without_padding(learned), without_padding(asked)),
-                constant_loss_padded=constant_loss(learned, asked),
-                perplexity=honest.perplexity,
-                bits_per_byte=honest.bits_per_byte,
-                num_tokens=honest.num_tokens,
-                num_stories_cut=count_cut(rows),
-                gini=real.get("gini_real", real.get("gini")),
-                gini_padded=every.get("gini"),
-                entropy_bits=real.get("entropy_bits_real", real.get("entropy_bits")),
-                entropy_bits_padded=every.get("entropy_bits"),
-            )
+            {
+                "seq_len": seq_len,
+                "text_share": share,  # r: share of the positions that are text when every row is seq_len long
+                "loss": honest.loss,  # nats per real token
+                "loss_on_padding": on_padding,  # None where no row has padding
+                # r·loss + (1−r)·loss_on_padding, whatever the run was trained on
+                "loss_padded": share * honest.loss + (1 - share) * (on_padding or 0.0),
+                # of a predictor that ignores its input, on the same targets
+                "constant_loss": constant_loss(without_padding(learned), without_padding(asked)),
+                "constant_loss_padded": constant_loss(learned, asked),
+                "perplexity": honest.perplexity,
+                "bits_per_byte": honest.bits_per_byte,
+                "num_tokens": honest.num_tokens,  # real targets scored
+                "num_stories_cut": count_cut(rows),
+                "gini": real.get("gini_real", real.get("gini")),
+                "gini_padded": every.get("gini"),
+                "entropy_bits": real.get("entropy_bits_real", real.get("entropy_bits")),
+                "entropy_bits_padded": every.get("entropy_bits"),
+            }
         )
     return scores
 

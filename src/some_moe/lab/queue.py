@@ -20,7 +20,6 @@ from types import FrameType
 from typing import Any, Literal, Self
 
 from some_moe.config import ConfigError
-from some_moe.config.parameters import count_parameters
 from some_moe.files import write_whole
 from some_moe.lab.estimate import describe_seconds
 from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
@@ -221,7 +220,7 @@ class Queue:
         """One object a job: what would run."""
         rows = []
         for turn in self.turns:
-            job, count = turn.job, count_parameters(turn.job.config.model)
+            job = turn.job
             rows.append(
                 {
                     "experiment": job.experiment.name,
@@ -230,8 +229,6 @@ class Queue:
                     "epochs": job.schedule.epochs,
                     "steps": job.schedule.steps,
                     "published_steps": job.experiment.steps,
-                    "trainable_parameters": count.trainable,
-                    "total_parameters": count.total,
                     "standing": turn.standing,
                     "folder": str(turn.folder),
                     "command": job.command,
