@@ -64,8 +64,7 @@ def number_columns(**forms: str) -> tuple[Column, ...]:
     return tuple(number_column(headers[name], name, form) for name, form in forms.items())
 
 
-Table = tuple[Sequence[Column], Sequence[Sequence[str]]]
-"""Columns, and the text of their cells row by row."""
+Table = tuple[Sequence[Column], Sequence[Sequence[str]]]  # the text of the cells row by row
 
 
 def make_table(columns: Sequence[Column], records: Sequence[Any], *, silence: str = "") -> Table:

@@ -120,7 +120,7 @@ def test_a_failed_job_is_noted_and_the_queue_goes_on(tmp_path: Path, monkeypatch
     queue.run()
     assert queue.exit_code == 1
     assert states(tmp_path) == {"A1-seed0": "done", "A1-seed1": "failed", "A1-seed2": "done"}
-    rows = queue.summarize()
+    rows = queue.describe()
     assert [row["state"] for row in rows] == ["done", "failed", "done"]
     assert rows[1]["reason"] == "the loss became nan at step 2"
     assert rows[1]["val_loss"] is None
@@ -141,7 +141,7 @@ def test_a_failed_job_is_noted_and_the_queue_goes_on(tmp_path: Path, monkeypatch
         "[1/3] A1, seed 0: done already",
         "[3/3] A1, seed 2: done already",
     ]
-    assert [row["state"] for row in again.summarize()] == ["done already", "done", "done already"]
+    assert [row["state"] for row in again.describe()] == ["done already", "done", "done already"]
 
 
 def test_a_run_that_was_told_to_stop_stops_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from some_moe.cli import Parser, UsageError, look, read_numbers, write, write_json
+from some_moe.commands.training import take_settings
 
 RUN = "some experiments run"
 
@@ -21,10 +22,8 @@ def list_experiments(arguments: list[str]) -> int:
 
 def show_experiment(arguments: list[str]) -> int:
     """Print all about one experiment."""
-    parser = Parser(
-        "some experiments show",
-        "Print one experiment: its config, what is assumed in it, its exact size, and what was published.",
-    )
+    about = "Print one experiment: its config, what is assumed in it, its exact size, and what was published."
+    parser = Parser("some experiments show", about)
     parser.add_argument("name", metavar="NAME", help="a registered name, such as A1; case does not matter")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse(arguments)
@@ -38,20 +37,14 @@ def show_experiment(arguments: list[str]) -> int:
 
 def run_experiments(arguments: list[str]) -> int:
     """Run experiments one after another, skip what is done, continue what was interrupted."""
-    from some_moe.commands.training import take_settings
-
     parser = Parser(
         RUN,
         "Run experiments in turn, each with every seed, for the published number of steps. Runs that are "
         "done are skipped, interrupted ones continued: the same command goes on where it was stopped. "
         "Any setting can be changed for all of them with --ROOM.FIELD VALUE.",
     )
-    parser.add_argument(
-        "names", metavar="NAME", nargs="+", help="registered names, series (A, B, V), published, studies, baselines"
-    )
-    parser.add_argument(
-        "--data", metavar="F", help="a file, a folder, hf:OWNER/NAME or `stories` (default: as registered)"
-    )
+    parser.add_argument("names", metavar="NAME", nargs="+", help="names, series (A), published, studies, baselines")
+    parser.add_argument("--data", metavar="F", help="a file, a folder, hf:OWNER/NAME or stories (as registered)")
     parser.add_argument("--seeds", default="0", metavar="0,1,2", help="random seeds (default 0)")
     parser.add_argument("--out", default="runs", metavar="DIR", help="where run folders and queue.json go (runs)")
     parser.add_argument(
@@ -76,10 +69,9 @@ def run_experiments(arguments: list[str]) -> int:
     if source is not None and overrides.setdefault("data.source", source) != source:
         raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
 
-    from some_moe.commands.tables import format_plan, format_summary
+    from some_moe.commands.tables import format_queue
     from some_moe.lab.jobs import make_jobs
     from some_moe.lab.queue import Queue
-    from some_moe.training.stopping import TrainingStoppedError
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
@@ -87,19 +79,13 @@ def run_experiments(arguments: list[str]) -> int:
     jobs = make_jobs(experiments, seeds, overrides)
     queue = Queue(jobs, Path(options.out), Path(options.results), say, at_once=options.at_once)
     if options.dry_run:
-        rows = queue.plan()
-        return write_json(rows) if options.json else write(format_plan(rows, **look()))
+        return write_json(queue.describe()) if options.json else write(format_queue(queue.describe(), **look()))
     queue.shows_runs = sys.stdout.isatty() and not options.json and options.at_once == 1
-    try:
-        queue.run()
-    except TrainingStoppedError as stop:
-        print(f"some: {stop}", file=sys.stderr)
-        return stop.code
-    rows = queue.summarize()
+    queue.run()
     if options.json:
-        write_json({"out": str(queue.out), "results": str(queue.results), "jobs": rows})
+        write_json({"out": str(queue.out), "results": str(queue.results), "jobs": queue.describe()})
         return queue.exit_code
-    write(format_summary(rows, **look()))
+    write(format_queue(queue.describe(), **look()))
     write(f"results are in {queue.results}, what the runs wrote in {queue.out / 'logs'}\n")
     if queue.exit_code:
         write("the same command goes on with what is not done\n")

@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from some_moe.layout import Column, Style, format_table, make_table, number_column, number_columns, text_column, wrap
+from some_moe.layout import (
+    ABSENT,
+    Column,
+    Style,
+    format_table,
+    make_table,
+    number_column,
+    number_columns,
+    text_column,
+    wrap,
+)
 
 LAYERS = (
     Column("layer", lambda layer: f"{layer['layer']}{' ·' if layer['is_middle'] else '  '}", numeric=True),
@@ -28,12 +38,7 @@ LENGTH_LOSSES = (
 )
 LENGTH_TEXTS = (LENGTH, *number_columns(perplexity=".2f", bits_per_byte=".4f", num_tokens=",", num_stories_cut=","))
 LENGTH_USAGE = (LENGTH, *number_columns(gini=".3f", gini_padded=".3f", entropy_bits=".3f", entropy_bits_padded=".3f"))
-PLAN = (
-    text_column("name", "experiment"),
-    *number_columns(seed="", stories=",", epochs=".2f", steps=",d"),
-    Column("state", lambda row: {"new": "to run", "begun": "to continue", "done": "done already"}[row["standing"]]),
-)
-SUMMARY = (
+QUEUE = (
     text_column("name", "experiment"),
     *number_columns(seed="", steps=",d", val_loss=".4f"),
     number_column("padded", "val_loss_padded", ".4f"),
@@ -43,7 +48,7 @@ SUMMARY = (
     number_column("seconds", "seconds", ",.0f"),
     text_column("state", "state"),
 )
-SUMMARY_LEGEND = (
+QUEUE_LEGEND = (
     "val loss: nats per real token. padded: over padding too, as the published losses up to v4 are; compare those "
     "with it, and the later ones with val loss. seconds: of training steps."
 )
@@ -127,16 +132,11 @@ def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -
     return "\n".join(lines) + "\n"
 
 
-def format_plan(rows: Sequence[dict[str, Any]], *, width: int | None, style: Style) -> str:
-    """What `some experiments run --dry-run` prints: one row a job."""
-    return "\n".join(format_table(*make_table(PLAN, rows), width=width, style=style)) + "\n"
-
-
-def format_summary(rows: Sequence[dict[str, Any]], *, width: int | None, style: Style) -> str:
+def format_queue(rows: Sequence[dict[str, Any]], *, width: int | None, style: Style) -> str:
     """What `some experiments run` prints last: one row a job, then why some failed."""
     text_width = min(width or 100, 100)
-    lines = ["", *format_table(*make_table(SUMMARY, rows), width=width, style=style)]
-    lines += wrap(SUMMARY_LEGEND, width=text_width)
+    lines = ["", *format_table(*make_table(QUEUE, rows, silence=ABSENT), width=width, style=style)]
+    lines += wrap(QUEUE_LEGEND, width=text_width)
     for row in rows:
         if row["reason"]:
             lines += wrap(f"{row['experiment']}, seed {row['seed']}: {row['reason']}", width=text_width, bullet="- ")

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import yaml
 
-from some_moe.cli import BAD_INPUT, INTERRUPTED, Parser, UsageError, look, read_numbers, suggest, write, write_json
-from some_moe.config import Config, ConfigError, RunConfig
+from some_moe.cli import INTERRUPTED, Parser, UsageError, find_exit_code, look, read_numbers, suggest, write, write_json
+from some_moe.config import Config, RunConfig
 from some_moe.config.base import field_docs
 
 # torchrun ends all processes when one fails: the others wait so long for the first, which says why.
@@ -92,20 +92,19 @@ def describe_settings() -> str:
 
 def train_model(arguments: list[str]) -> int:
     """Train a model. torchrun starts several processes with the same arguments: the first alone speaks."""
-    if is_first_process():
+    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":
         return train_from_arguments(arguments)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
             code = train_from_arguments(arguments)
-        except (UsageError, ConfigError):
-            code = BAD_INPUT
+        except Exception as error:
+            found = find_exit_code(error)
+            if found is None:
+                raise
+            code = found
     if code not in (0, INTERRUPTED):  # interrupted processes have met already
         time.sleep(FAREWELL_SECONDS)
     return code
-
-
-def is_first_process() -> bool:
-    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 def train_from_arguments(arguments: list[str]) -> int:
@@ -119,9 +118,7 @@ def train_from_arguments(arguments: list[str]) -> int:
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
     parser.add_argument("--resume", metavar="auto|PATH", help="continue the run in --out, or in PATH; or a checkpoint")
     parser.add_argument("--init-from", metavar="RUN", help="start with the weights and keys of a run or checkpoint")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print config, parameters, memory and time; touch nothing"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="print config, size, memory and time; touch nothing")
     parser.add_argument("--settings", action="store_true", help="list every setting with its default and meaning")
     overrides, words = take_settings(arguments, prog)
     options = parser.parse(words)
@@ -137,31 +134,21 @@ def train_from_arguments(arguments: list[str]) -> int:
 
     from some_moe.api import find_folder, train
     from some_moe.commands.tables import format_result
-    from some_moe.training.stopping import TrainingStoppedError
 
     folder, _ = find_folder(options.out, config, options.resume)
     if options.resume and folder.exists() and not (options.preset or options.config):
         config = folder.read_config().override(overrides)  # what the command line does not name stays as it is there
-    try:
-        run = train(config, out=options.out, resume=options.resume, init_from=options.init_from)
-    except TrainingStoppedError as stop:
-        if is_first_process():
-            print(f"some: {stop}", file=sys.stderr)
-        return stop.code
+    run = train(config, out=options.out, resume=options.resume, init_from=options.init_from)
     assert run.result is not None
     return write(format_result(str(run.path), run.result, **look()))
 
 
 def resolve_config(preset: str | None, file: str | None, overrides: dict[str, Any]) -> RunConfig:
+    from some_moe.lab.registry.presets import find_preset
+
     if preset and file:
         raise UsageError(f"--preset {preset} and --config {file} exclude each other; give one of them")
-    base = RunConfig()
-    if preset:
-        from some_moe.lab.registry.presets import find_preset
-
-        base = find_preset(preset)
-    elif file:
-        base = RunConfig.load(file)
+    base = find_preset(preset) if preset else RunConfig.load(file) if file else RunConfig()
     return base.override(overrides)
 
 
@@ -175,9 +162,7 @@ def evaluate_run(arguments: list[str]) -> int:
     parser.add_argument("--data", metavar="F", help="a .txt, .jsonl or .parquet file, or a folder: all of it is scored")
     parser.add_argument("--split", default="test", choices=("train", "valid", "test"), help="of the run's own data")
     parser.add_argument("--adapt", action="store_true", help="score each batch first, then let the keys move")
-    parser.add_argument(
-        "--trigram", action="store_true", help="score a Kneser–Ney trigram of the run's train split too"
-    )
+    parser.add_argument("--trigram", action="store_true", help="score a Kneser–Ney trigram of its train split too")
     parser.add_argument("--seq-lens", metavar="256,512", help="score it with rows cut or padded to each length")
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")

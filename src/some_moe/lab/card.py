@@ -51,11 +51,7 @@ EXPERT_FIELDS = {
 def describe(experiment: Experiment) -> dict[str, Any]:
     """Return everything about an experiment, ready for JSON; printed figures become numbers."""
     count = experiment.parameters
-    return {
-        "name": experiment.name,
-        "series": experiment.series,
-        "title": experiment.title,
-        "question": experiment.question,
+    return {name: getattr(experiment, name) for name in ("name", "series", "title", "question")} | {
         "source": experiment.source.model_dump(mode="json"),
         "derived_from": experiment.derived_from,
         "config": experiment.config.model_dump(mode="json"),

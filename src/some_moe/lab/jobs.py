@@ -42,9 +42,8 @@ class Job:
         source = self.config.data.source
         data = ["--data", hide_place(source)] if source != self.experiment.config.data.source else []
         changed = [write_flag(name, hide_place(value)) for name, value in self.overrides.items()]
-        return shlex.join(
-            ["some", "experiments", "run", self.experiment.name, *data, "--seeds", str(self.seed), *changed]
-        )
+        words = ["some", "experiments", "run", self.experiment.name, *data, "--seeds", str(self.seed), *changed]
+        return shlex.join(words)
 
 
 def write_flag(name: str, value: Any) -> str:

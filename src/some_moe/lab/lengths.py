@@ -75,9 +75,8 @@ def score_lengths(
         honest = padded if same else evaluate(model, rows, own, token_bytes, device)
         share, on_padding = padded.text_share, padded.loss_on_padding
         every, real = (found.layers[len(found.layers) // 2] if found.layers else {} for found in (padded, honest))
-        learned, asked = (
-            count_targets(counted, seq_len, tokenizer.vocab_size) for counted in (cut_rows(train, seq_len), rows)
-        )
+        learned = count_targets(cut_rows(train, seq_len), seq_len, tokenizer.vocab_size)
+        asked = count_targets(rows, seq_len, tokenizer.vocab_size)
         scores.append(
             {
                 "seq_len": seq_len,

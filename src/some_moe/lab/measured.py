@@ -13,6 +13,7 @@ from some_moe.lab.scaling import Schedule
 from some_moe.training.environment import describe_program
 from some_moe.training.run_folder import RunFolder, drop_nan, read_log
 
+Record = dict[str, Any]
 LOSSES = ("val_loss", "val_loss_on_padding", "val_loss_padded", "perplexity", "bits_per_byte")
 USAGE = ("gini", "entropy_bits", "experts_used")  # of the middle layer, as the reports print it
 
@@ -46,7 +47,7 @@ def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
     raise ConfigError(f"{str(path)!r} is of {made_by}; choose another folder with --results")
 
 
-def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
+def make_record(job: Job, folder: RunFolder) -> Record:
     """Everything in result.json, and where it comes from. No absolute paths."""
     result = folder.read_result()
     assert result is not None, f"{folder} is not finished"
@@ -70,9 +71,7 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def list_published_epochs(
-    schedule: Schedule, result: dict[str, Any], log: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def list_published_epochs(schedule: Schedule, result: Record, log: list[Record]) -> list[Record]:
     """One row an epoch of the config that was asked for, from the evaluation made at its last step.
 
     `train_loss` is the mean over the epoch's steps; over its logged ones where the data's epochs end elsewhere.

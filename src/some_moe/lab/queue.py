@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from some_moe.config import ConfigError
 from some_moe.files import write_whole
@@ -32,7 +32,7 @@ from some_moe.training.stopping import TrainingStoppedError
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # how a run ends that somebody stopped
 QUEUE_FORMAT = 1
-SUMMARIZED = ("steps", "val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "seconds")
+FIGURES = ("val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "seconds")
 
 
 @dataclass
@@ -43,13 +43,10 @@ class Turn:
     folder: RunFolder
     record: Path
     standing: Standing  # before the queue began
-    state: Literal["waiting", "running", "done", "failed", "interrupted"]
+    state: str  # waiting, running, done, failed or interrupted
     reason: str = ""  # why it failed, in one sentence
     seconds: float = 0.0  # that its processes took, start and evaluation included
     at_once: int | None = None  # how many runs shared the machine
-
-    def write_record(self) -> None:
-        write_record(self.record, self.job, self.folder, at_once=self.at_once)
 
     def to_dict(self) -> dict[str, Any]:
         named = {"name": self.job.name, "experiment": self.job.experiment.name, "seed": self.job.seed}
@@ -119,8 +116,8 @@ class Queue:
         for job in jobs:
             folder = RunFolder(out / job.name)
             standing = find_standing(job, folder)
-            state: Literal["done", "waiting"] = "done" if standing == "done" else "waiting"
-            self.turns.append(Turn(job, folder, results / f"{job.name}.json", standing, state))
+            record, state = results / f"{job.name}.json", "done" if standing == "done" else "waiting"
+            self.turns.append(Turn(job, folder, record, standing, state))
         for turn in self.turns:
             refuse_other_record(turn.record, turn.job, turn.folder)
         self.others = self._remember()
@@ -138,13 +135,11 @@ class Queue:
 
     def run(self) -> None:
         """Run every job that is not done, `at_once` at a time. One that fails is noted, and the next has its turn."""
-        in_use = (
-            "is in use by another queue, or by a run that one left behind; wait for it to end, or choose another --out"
-        )
+        in_use = "is in use by another queue, or by a run that one left behind; wait for its end, or choose another"
         try:
             for folder in (self.out, self.results):
                 folder.mkdir(parents=True, exist_ok=True)
-            self.lock = take_lock(self.out / ".queue.lock", f"{str(self.out)!r} {in_use}")
+            self.lock = take_lock(self.out / ".queue.lock", f"{str(self.out)!r} {in_use} --out")
         except OSError as error:
             raise ConfigError(
                 f"{error.filename!r} cannot be written ({error.strerror}); choose another --out or --results"
@@ -154,7 +149,7 @@ class Queue:
                 self._save()
                 for turn in self.turns:  # done, but with other --results, or killed before its record was written
                     if turn.standing == "done" and not turn.record.is_file():
-                        turn.write_record()
+                        write_record(turn.record, turn.job, turn.folder, at_once=turn.at_once)
                 list(pool.map(self._take, range(len(self.turns))))
         except OSError as error:
             raise TrainingStoppedError(
@@ -183,7 +178,7 @@ class Queue:
         seconds = time.monotonic() - started
         turn.seconds += seconds
         if code == 0 and turn.folder.result_file.is_file():
-            turn.write_record()
+            write_record(turn.record, job, turn.folder, at_once=turn.at_once)
             turn.state = "done"
             self.say(f"{title}done in {describe_seconds(seconds)}")
         elif code in STOPPED or self.signals.count:
@@ -216,37 +211,21 @@ class Queue:
 
     # --- what it tells ----------------------------------------------------------------------------------------
 
-    def plan(self) -> list[dict[str, Any]]:
-        """One object a job: what would run."""
+    def describe(self) -> list[dict[str, Any]]:
+        """One object a job: what runs, how it stands, and the figures of its record where it is done."""
         rows = []
         for turn in self.turns:
-            job = turn.job
-            rows.append(
-                {
-                    "experiment": job.experiment.name,
-                    "seed": job.seed,
-                    "stories": job.schedule.stories.train,
-                    "epochs": job.schedule.epochs,
-                    "steps": job.schedule.steps,
-                    "published_steps": job.experiment.steps,
-                    "standing": turn.standing,
-                    "folder": str(turn.folder),
-                    "command": job.command,
-                }
-            )
-        return rows
-
-    def summarize(self) -> list[dict[str, Any]]:
-        """One object a job: how it stands, and the figures of its record where it is done."""
-        rows = []
-        for turn in self.turns:
-            published = turn.job.experiment.published
-            record = json.loads(turn.record.read_text(encoding="utf-8")) if turn.state == "done" else {}
+            job, published = turn.job, turn.job.experiment.published
+            is_known = turn.state == "done" and turn.record.is_file()
+            record = json.loads(turn.record.read_text(encoding="utf-8")) if is_known else {}
             middle = record["layers"][record["middle_layer"]] if record.get("layers") else {}
             rows.append(
-                {"experiment": turn.job.experiment.name, "seed": turn.job.seed}
+                {"experiment": job.experiment.name, "seed": job.seed, "standing": turn.standing}
                 | {"state": "done already" if turn.standing == "done" else turn.state, "reason": turn.reason}
-                | {name: record.get(name) for name in SUMMARIZED}
+                | {"stories": job.schedule.stories.train, "epochs": job.schedule.epochs}
+                | {"published_steps": job.experiment.steps, "folder": str(turn.folder), "command": job.command}
+                | {name: record.get(name) for name in FIGURES}
+                | {"steps": record.get("steps", job.schedule.steps)}
                 | {"gini": middle.get("gini")}
                 | {"published_val_loss": float(published.val_loss) if published and published.val_loss else None}
                 | {"result": str(turn.record) if record else None}
