@@ -15,6 +15,7 @@ from some_moe.layout import (
     wrap,
 )
 
+Records = Sequence[dict[str, Any]]
 LAYERS = (
     Column("layer", lambda layer: f"{layer['layer']}{' ·' if layer['is_middle'] else '  '}", numeric=True),
     number_column("gini", "gini", ".3f"),
@@ -54,13 +55,11 @@ QUEUE_LEGEND = (
 )
 
 
-def _tabulate(
-    columns: Sequence[Column], records: Sequence[dict[str, Any]], width: int | None, style: Style
-) -> list[str]:
+def _tabulate(columns: Sequence[Column], records: Records, width: int | None, style: Style) -> list[str]:
     return format_table(*make_table(columns, records), width=width, style=style, indent="  ")
 
 
-def format_layers(layers: Sequence[dict[str, Any]], width: int | None, style: Style) -> list[str]:
+def format_layers(layers: Records, width: int | None, style: Style) -> list[str]:
     """How each layer's experts share the work; a dot marks the middle layer."""
     middle = len(layers) // 2
     marked = [layer | {"is_middle": layer["layer"] == middle} for layer in layers]
@@ -132,7 +131,7 @@ def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -
     return "\n".join(lines) + "\n"
 
 
-def format_queue(rows: Sequence[dict[str, Any]], *, width: int | None, style: Style) -> str:
+def format_queue(rows: Records, *, width: int | None, style: Style) -> str:
     """What `some experiments run` prints last: one row a job, then why some failed."""
     text_width = min(width or 100, 100)
     lines = ["", *format_table(*make_table(QUEUE, rows, silence=ABSENT), width=width, style=style)]

@@ -31,7 +31,6 @@ from some_moe.training.stopping import TrainingStoppedError
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # how a run ends that somebody stopped
-QUEUE_FORMAT = 1
 FIGURES = ("val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "seconds")
 
 
@@ -235,7 +234,7 @@ class Queue:
     def _save(self) -> None:
         with self.writing:
             jobs = [*self.others, *(turn.to_dict() for turn in self.turns)]
-            write_whole(self.file, json.dumps({"format_version": QUEUE_FORMAT, "jobs": jobs}, indent=1) + "\n")
+            write_whole(self.file, json.dumps({"format_version": 1, "jobs": jobs}, indent=1) + "\n")
 
     def _remember(self) -> list[dict[str, Any]]:
         """Learn from queue.json how these jobs ran so far; return what it says of jobs of other commands."""

@@ -9,10 +9,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class Display:
     """A live bar on a terminal, a plain line for each logged step elsewhere, or nothing where it does not speak."""
 
+    total_steps, is_heard, is_live = 0, False, False
+
     def __init__(self, *, speaks: bool = False) -> None:
         console = Console()
-        self.total_steps, self.is_heard = 0, speaks
-        self.is_live = speaks and console.is_terminal
+        self.is_heard, self.is_live = speaks, speaks and console.is_terminal
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
         self.progress = Progress("training", *columns, TimeRemainingColumn(compact=True), console=console)
         self.task = self.progress.add_task("training", total=None, figures="")
@@ -29,7 +30,8 @@ class Display:
     def begin(self, step: int, total_steps: int) -> None:
         """Training goes from `step` to `total_steps`."""
         self.total_steps = total_steps
-        self.progress.reset(self.task, total=total_steps, completed=step, figures="")
+        if self.is_live:
+            self.progress.reset(self.task, total=total_steps, completed=step, figures="")
 
     def advance(self, step: int) -> None:
         """One step is done."""
@@ -42,7 +44,7 @@ class Display:
         figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s{usage}"
         if self.is_live:
             self.progress.update(self.task, figures=figures)
-        else:
+        elif self.is_heard:
             self.say(f"step {step}/{self.total_steps}  {figures}")
 
     def say(self, text: str) -> None:
