@@ -13,6 +13,7 @@ from some_moe.layout import (
     format_table,
     make_table,
     number_column,
+    number_columns,
     text_column,
 )
 
@@ -29,11 +30,17 @@ def test_a_number_that_is_not_there_is_a_dash(value: float | Decimal | None, for
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    table = make_table(COLUMNS, RECORDS)
-    assert [column.header for column in table.columns] == ["name", "loss"]
-    assert table.rows == [("a|b", "1,234.50"), ("c", "–")]
-    assert len(make_table(COLUMNS, RECORDS[1:], silence="–").columns) == 2  # the loss of c, here
-    assert len(make_table(COLUMNS, []).columns) == 3
+    columns, rows = make_table(COLUMNS, RECORDS)
+    assert [column.header for column in columns] == ["name", "loss"]
+    assert rows == [("a|b", "1,234.50"), ("c", "–")]
+    assert len(make_table(COLUMNS, RECORDS[1:], silence="–")[0]) == 2  # the loss of c, here
+    assert len(make_table(COLUMNS, [])[0]) == 3
+
+
+def test_columns_of_numbers_are_named_after_what_they_hold() -> None:
+    columns, rows = make_table(number_columns(val_loss=".2f", steps=","), [{"val_loss": 1.5, "steps": 1000}])
+    assert [column.header for column in columns] == ["val loss", "steps"]
+    assert rows == [("1.50", "1,000")]
 
 
 def test_a_table_for_the_terminal_and_for_markdown() -> None:

@@ -183,7 +183,7 @@ def write_collapse(evidence: Evidence) -> str:
 
     def list_changed(run: Comparison) -> str:
         changes = list_changes(base, run.experiment)
-        return ", ".join(f"{change.field} {change.before} → {change.after}" for change in changes) or "nothing"
+        return ", ".join(f"{name} {change}" for name, change in changes) or "nothing"
 
     epochs, published = [], {"run": "A6, published"}
     for row in base.published.epochs:

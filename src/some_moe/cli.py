@@ -4,13 +4,14 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any, NoReturn, TypeAlias
 
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+OUT_OF_MEMORY = "memory ran out; use a smaller model, fewer rows at a time, or a larger machine"
 
 
 class UsageError(ValueError):
@@ -37,10 +38,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="print this help and stop")
 
     def error(self, message: str) -> NoReturn:
-        needed = message.removeprefix("the following arguments are required: ")
-        if needed != message:
-            raise UsageError(f"`{self.prog}` needs {needed}; see `{self.prog} --help`")
-        raise UsageError(f"{message}; see `{self.prog} --help`")
+        sentence = message.replace("the following arguments are required:", f"`{self.prog}` needs")
+        raise UsageError(f"{sentence}; see `{self.prog} --help`")
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse all of `arguments`; an unknown one is named, with the nearest option."""
@@ -69,6 +68,7 @@ class Parser(argparse.ArgumentParser):
 # `some_moe.commands` that runs with the remaining arguments. Nothing of it is imported before it is asked for.
 Commands: TypeAlias = "dict[str, tuple[str, Commands | str]]"
 
+OPTIONS = {"--help": "print this help and stop", "--version": "print the version and stop"}
 SUMMARY = "SoME: a laboratory for self-organizing mixtures of experts"
 COMMANDS: Commands = {
     "train": ("train a model", "training:train_model"),
@@ -80,8 +80,8 @@ COMMANDS: Commands = {
     "experiments": (
         "the registry: published runs, studies and baselines",
         {
-            "list": ("list them all, by series", "registry:list_experiments"),
-            "show": ("print all about one", "registry:show_experiment"),
+            "list": ("list them all, by series", "experiments:list_experiments"),
+            "show": ("print all about one", "experiments:show_experiment"),
             "run": ("run some of them, on any data", "experiments:run_experiments"),
             "compare": ("set measured figures beside the published ones", "results:compare_published"),
         },
@@ -111,83 +111,74 @@ def main(argv: list[str] | None = None) -> int:
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except ValueError as error:
-        if not is_bad_input(error):
+    except Exception as error:
+        found = find_exit_code(error)
+        if found is None:
             raise
-        print(f"some: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print("some: memory ran out; use a smaller model, fewer rows at a time, or a larger machine", file=sys.stderr)
+        print(f"some: {OUT_OF_MEMORY if is_out_of_memory(error) else error}", file=sys.stderr)
+        return found
+
+
+def find_exit_code(error: Exception) -> int | None:
+    """The exit code of an error that a sentence tells; None for a fault of ours, which keeps its traceback."""
+    if is_out_of_memory(error):
         return FAILED
+    if isinstance(error, RuntimeError):
+        return getattr(error, "code", None)  # a run that was stopped has its own
+    return BAD_INPUT if is_bad_input(error) else None
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether torch or Python got no memory. Torch says so in words: it need not be imported to know."""
     words = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    in_words = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or in_words
 
 
 def dispatch(prog: str, summary: str, commands: Commands, arguments: list[str]) -> int:
     """Run the command that the first words name, with the rest of them."""
-    options = {"--help": "print this help and stop"}
-    if commands is COMMANDS:
-        options["--version"] = "print the version and stop"
     if not arguments or arguments[0] in ("-h", "--help"):
-        return write(format_help(prog, summary, commands, options))
+        return write(format_help(prog, summary, commands))
     word, *rest = arguments
-    if word == "--version" and word in options:
+    if word == "--version":
         from some_moe import __version__
 
         return write(f"some {__version__}\n")
     if word not in commands:
-        raise UsageError(_refuse_word(prog, word, commands, options))
+        raise UsageError(_refuse_word(prog, word, commands))
     summary, target = commands[word]
     if not isinstance(target, str):
         return dispatch(f"{prog} {word}", summary, target, rest)
     try:
-        return find_command(target)(rest)
+        return int(resolve_name(f"some_moe.commands.{target}")(rest))
     except SystemExit as stop:  # argparse leaves this way after --help
         return stop.code if isinstance(stop.code, int) else 0
 
 
-def find_command(target: str) -> Callable[[list[str]], int]:
-    """Import what "module:function" names."""
-    from importlib import import_module
-
-    module, _, name = target.partition(":")
-    found: Callable[[list[str]], int] = getattr(import_module(f"some_moe.commands.{module}"), name)
-    return found
-
-
-def _refuse_word(prog: str, word: str, commands: Commands, options: dict[str, str]) -> str:
+def _refuse_word(prog: str, word: str, commands: Commands) -> str:
     for name, (_, inner) in commands.items():
         if not isinstance(inner, str) and word in inner:
             return f"{word!r} is not a command of `{prog}`; did you mean `{prog} {name} {word}`?"
     if word.startswith("-"):
-        return f"{word} is not an option of `{prog}`{suggest(word, list(options), prog)}"
+        return f"{word} is not an option of `{prog}`{suggest(word, list(OPTIONS), prog)}"
     return f"{word!r} is not a command of `{prog}`{suggest(word, list(commands), prog)}"
 
 
-def format_help(prog: str, summary: str, commands: Commands, options: dict[str, str]) -> str:
+def format_help(prog: str, summary: str, commands: Commands) -> str:
     """Return the help of one level: its commands, and how to learn more."""
-    longest = max(map(len, [*commands, *options]))
+    longest = max(map(len, [*commands, *OPTIONS]))
     lines = [f"usage: {prog} COMMAND …", "", f"{summary[0].upper()}{summary[1:]}.", "", "commands:"]
     lines += [f"  {name.ljust(longest)}  {meaning}" for name, (meaning, _) in commands.items()]
-    lines += ["", "options:"]
-    lines += [f"  {name.ljust(longest)}  {meaning}" for name, meaning in options.items()]
+    lines += ["", "options:", *(f"  {name.ljust(longest)}  {meaning}" for name, meaning in OPTIONS.items())]
     lines += ["", f"`{prog} COMMAND --help` says more about a command."]
     return "\n".join(lines) + "\n"
 
 
-def is_bad_input(error: ValueError) -> bool:
-    """Whether an error is the user's to cure; any other is a fault of ours and keeps its traceback."""
-    if isinstance(error, UsageError):
-        return True
+def is_bad_input(error: Exception) -> bool:
+    """Whether an error is the user's to cure."""
     from some_moe.config import ConfigError
 
-    return isinstance(error, ConfigError)
+    return isinstance(error, UsageError | ConfigError)
 
 
 def suggest(word: str, known: list[str], prog: str) -> str:
@@ -207,6 +198,13 @@ def write_json(value: Any) -> int:
     return write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def look() -> dict[str, Any]:
+    """How wide a text may be and whether emphasis may be used, as the functions that format one ask for it."""
+    from some_moe.layout import Style
+
+    return {"width": terminal_width(), "style": Style(on_terminal())}
+
+
 def on_terminal() -> bool:
     """Whether emphasis may be used."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -217,9 +215,3 @@ def terminal_width() -> int | None:
     import shutil
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-if __name__ == "__main__":
-    from some_moe.cli import main as run_main  # the importable copy, so that its errors are the same classes
-
-    raise SystemExit(run_main())

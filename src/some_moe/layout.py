@@ -58,6 +58,12 @@ def number_column(header: str, name: str, form: str = "", unit: str = "", *, abs
     return Column(header, lambda record: format_number(record.get(name), form, unit, absent=absent), numeric=True)
 
 
+def number_columns(**forms: str) -> tuple[Column, ...]:
+    """Numbers that a record has under these names, in these formats; headers are the names without num_, in words."""
+    headers = {name: name.removeprefix("num_").replace("_", " ") for name in forms}
+    return tuple(number_column(headers[name], name, form) for name, form in forms.items())
+
+
 class Table(NamedTuple):
     """Columns and the text of their cells, row by row."""
 
@@ -73,12 +79,7 @@ def make_table(columns: Sequence[Column], records: Sequence[Any], *, silence: st
 
 
 def format_table(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    *,
-    width: int | None,
-    style: Style,
-    indent: str = "",
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int | None, style: Style, indent: str = ""
 ) -> list[str]:
     """Return a table's lines: a header, then the rows; columns that wrap give way where `width` is short."""
     widths = [max(len(cell) for cell in cells) for cells in zip([c.header for c in columns], *rows, strict=True)]
@@ -117,13 +118,7 @@ def format_markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) ->
 
 
 def format_grid(
-    pairs: Sequence[tuple[str, str]],
-    *,
-    width: int,
-    style: Style,
-    name_width: int,
-    value_width: int,
-    indent: str,
+    pairs: Sequence[tuple[str, str]], *, width: int, style: Style, name_width: int, value_width: int, indent: str
 ) -> list[str]:
     """Return name–value pairs in as many columns as fit; a long value takes a line of its own."""
     per_line = max(1, (width - len(indent)) // (name_width + value_width + 2 * len(GAP)))
@@ -143,10 +138,5 @@ def wrap(text: str, *, width: int, indent: str = "", bullet: str = "") -> list[s
     """Return a paragraph's lines; a bullet stands before the first one only."""
     first, rest = indent + bullet, indent + " " * len(bullet)
     return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )

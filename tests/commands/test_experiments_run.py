@@ -98,7 +98,7 @@ def test_stopped_and_continued_queues_end_like_undisturbed_ones(
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == ""
-    assert "stopping: the present run saves after its step, and no other is begun" in out
+    assert "stopping: what runs is saved after its step, and no other is begun" in out
     assert "[1/2] A1, seed 0: interrupted" in out
     assert "the same command goes on with what is not done" in out
     folder = tmp_path / "stopped" / "A1-seed0"
@@ -186,12 +186,12 @@ def test_fewer_stories_are_said_in_one_line_for_all_and_a_dry_run_touches_nothin
         "A1, frozen-keys: 20 training stories instead of 32, so 6.00 epochs of 2 steps instead of 3 of 4 make the "
         "same 12 steps; validation on 3 of 4 stories"
     )
-    assert [line.split()[:5] for line in printed[2:]] == [
-        [name, seed, "20", "6.00", "12"] for name in ("A1", "frozen-keys") for seed in ("0", "1")
-    ]
+    rows = [line.split() for line in printed if line.endswith("waiting")]
+    assert [row[:3] for row in rows] == [[name, seed, "12"] for name in ("A1", "frozen-keys") for seed in ("0", "1")]
     assert main([*words, "--json"]) == 0
     jobs = json.loads(capsys.readouterr().out)
     assert [job["standing"] for job in jobs] == ["new"] * 4
+    assert (jobs[0]["stories"], jobs[0]["epochs"]) == (20, 6.0)
     assert (jobs[0]["steps"], jobs[0]["published_steps"]) == (12, 1248)
     assert jobs[0]["command"].startswith("some experiments run A1 --data few --seeds 0 --model.d-model=32")
     assert "--train.epochs=3" in jobs[0]["command"]

@@ -14,8 +14,8 @@ from tests.shared.tiny import A1, TINY
 def test_the_timed_step_is_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def look(self: Stepper, batch: Batch, _: int) -> None:
-        seen.append((tuple(batch.inputs.shape), self.model.checkpoint_activations))
+    def look(stepper: Stepper, batch: Batch, step: int) -> None:  # noqa: ARG001
+        seen.append((tuple(batch.inputs.shape), stepper.model.checkpoint_activations))
 
     monkeypatch.setattr(Stepper, "run_eager", look)
     changes = TINY | {"train.global_batch_tokens": 3 * 8 * 64, "train.checkpoint_activations": True}

@@ -1,6 +1,7 @@
 """Row lengths: the constant predictor by hand, rows cut as if encoded so, and figures that equal an evaluation's."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from some_moe.lab.lengths import (
-    LengthScore,
     constant_loss,
     count_cut,
     count_targets,
@@ -39,8 +39,9 @@ def make_config(**data: object) -> RunConfig:
     return RunConfig(model=MODEL, data=DataConfig(**({"seq_len": 24, "batch_size": 3} | data)))  # type: ignore[arg-type]
 
 
-def score(config: RunConfig, *lengths: int, model: SomeLM | None = None) -> list[LengthScore]:
-    return score_lengths(model or SomeLM(config.model), ROWS, ROWS, lengths, config, TOKENIZER, CPU)
+def score(config: RunConfig, *lengths: int, model: SomeLM | None = None) -> list[SimpleNamespace]:
+    scores = score_lengths(model or SomeLM(config.model), ROWS, ROWS, lengths, config, TOKENIZER)
+    return [SimpleNamespace(**found) for found in scores]
 
 
 def make_rows(*stories: list[int]) -> Rows:

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from some_moe.sinks.display import PlainDisplay
+from some_moe.sinks.display import Display
 
 
 def test_lines_are_printed_as_they_come(capsys: pytest.CaptureFixture[str]) -> None:
-    display = PlainDisplay()
+    display = Display(speaks=True)
     display.begin(0, 20)
     display.say("hello")
     display.show(10, 1.5, 12345.6, 0.25)
@@ -24,7 +24,7 @@ def test_lines_are_printed_as_they_come(capsys: pytest.CaptureFixture[str]) -> N
 def test_it_falls_silent_when_the_reader_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)
-    display = PlainDisplay()
+    display = Display(speaks=True)
     with open(write, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         display.say("into a pipe that is closed")
@@ -32,3 +32,27 @@ def test_it_falls_silent_when_the_reader_has_gone(monkeypatch: pytest.MonkeyPatc
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), write)  # takes what is still buffered
         display.show(1, 1.0, 1.0, None)
+
+
+def test_a_terminal_has_a_bar_with_the_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, a terminal
+    display = Display(speaks=True)
+    with display:
+        display.begin(0, 20)
+        display.say("hello")
+        display.advance(10)
+        display.show(10, 1.5, 12345.6, 0.25)
+    printed = capsys.readouterr().out
+    assert "hello\n" in printed
+    assert "10/20" in printed
+    assert "loss 1.5000  12,346 tokens/s  gini 0.250" in printed
+
+
+def test_one_that_does_not_speak_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display() as display:
+        display.begin(0, 20)
+        display.say("hello")
+        display.show(10, 1.5, 12345.6, 0.25)
+    assert capsys.readouterr().out == ""

@@ -1,36 +1,59 @@
-"""The command `some experiments run`. Imported by `some_moe.cli` when it runs."""
+"""The registry and its queue: `some experiments list`, `show` and `run`. Listings answer at once, and load no torch."""
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from some_moe.cli import Parser, UsageError, on_terminal, read_numbers, terminal_width, write, write_json
-from some_moe.commands.training import parse_overrides
+from some_moe.cli import Parser, UsageError, look, read_numbers, write, write_json
+from some_moe.commands.training import take_settings
 
-PROG = "some experiments run"
+RUN = "some experiments run"
+
+
+def list_experiments(arguments: list[str]) -> int:
+    """Print every registered experiment, by series."""
+    parser = Parser("some experiments list", "List every published run, study and baseline, by series.")
+    parser.add_argument("--json", action="store_true", help="print an array of short objects")
+    wants_json = parser.parse(arguments).json
+
+    from some_moe.lab.listing import describe_all, format_listing
+
+    return write_json(describe_all()) if wants_json else write(format_listing(**look()))
+
+
+def show_experiment(arguments: list[str]) -> int:
+    """Print all about one experiment."""
+    about = "Print one experiment: its config, what is assumed in it, its exact size, and what was published."
+    parser = Parser("some experiments show", about)
+    parser.add_argument("name", metavar="NAME", help="a registered name, such as A1; case does not matter")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    options = parser.parse(arguments)
+
+    from some_moe.lab.card import describe, format_card
+    from some_moe.lab.registry import find_experiment
+
+    experiment = find_experiment(options.name)
+    return write_json(describe(experiment)) if options.json else write(format_card(experiment, **look()))
 
 
 def run_experiments(arguments: list[str]) -> int:
     """Run experiments one after another, skip what is done, continue what was interrupted."""
     parser = Parser(
-        PROG,
+        RUN,
         "Run experiments in turn, each with every seed, for the published number of steps. Runs that are "
         "done are skipped, interrupted ones continued: the same command goes on where it was stopped. "
         "Any setting can be changed for all of them with --ROOM.FIELD VALUE.",
     )
-    parser.add_argument(
-        "names", metavar="NAME", nargs="+", help="registered names, series (A, B, V), published, studies, baselines"
-    )
-    parser.add_argument(
-        "--data", metavar="F", help="a file, a folder, hf:OWNER/NAME or `stories` (default: as registered)"
-    )
+    parser.add_argument("names", metavar="NAME", nargs="+", help="names, series (A), published, studies, baselines")
+    parser.add_argument("--data", metavar="F", help="a file, a folder, hf:OWNER/NAME or stories (as registered)")
     parser.add_argument("--seeds", default="0", metavar="0,1,2", help="random seeds (default 0)")
     parser.add_argument("--out", default="runs", metavar="DIR", help="where run folders and queue.json go (runs)")
-    parser.add_argument("--results", metavar="DIR", help="where NAME-seedS.json records go (default: results)")
+    parser.add_argument(
+        "--results", default="results", metavar="DIR", help="where NAME-seedS.json records go (results)"
+    )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="how many runs share the machine (1)")
     parser.add_argument("--dry-run", action="store_true", help="print what would run; touch nothing")
     parser.add_argument("--json", action="store_true", help="print one object at the end; progress goes to stderr")
-    words, settings = split_settings(arguments)
+    overrides, words = take_settings(arguments, RUN)
     options = parser.parse(words)
     if options.at_once < 1:
         raise UsageError(f"--at-once {options.at_once} runs nothing; use 1 or more")
@@ -39,63 +62,31 @@ def run_experiments(arguments: list[str]) -> int:
 
     experiments = select_experiments(options.names)
     seeds = read_numbers("--seeds", options.seeds, what="seed", example="0,1,2")
-    overrides = read_overrides(settings, options.data)
+    source = options.data
+    for name, flag in (("train.seed", "--seeds"), ("name", "--out")):
+        if name in overrides:
+            raise UsageError(f"--{name} {overrides[name]} is given by {flag} here; write {flag} instead")
+    if source is not None and overrides.setdefault("data.source", source) != source:
+        raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
 
+    from some_moe.commands.tables import format_queue
     from some_moe.lab.jobs import make_jobs
     from some_moe.lab.queue import Queue
-    from some_moe.lab.queue_table import format_plan, format_summary
-    from some_moe.layout import Style
-    from some_moe.training.stopping import TrainingStoppedError
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
 
     jobs = make_jobs(experiments, seeds, overrides)
-    queue = Queue(jobs, Path(options.out), Path(options.results or "results"), say, at_once=options.at_once)
-    look: dict[str, Any] = {"width": terminal_width(), "style": Style(on_terminal())}
+    queue = Queue(jobs, Path(options.out), Path(options.results), say, at_once=options.at_once)
     if options.dry_run:
-        rows = queue.plan()
-        return write_json(rows) if options.json else write(format_plan(rows, **look))
+        return write_json(queue.describe()) if options.json else write(format_queue(queue.describe(), **look()))
     queue.shows_runs = sys.stdout.isatty() and not options.json and options.at_once == 1
-    try:
-        queue.run()
-    except TrainingStoppedError as stop:
-        print(f"some: {stop}", file=sys.stderr)
-        return stop.code
-    rows = queue.summarize()
+    queue.run()
     if options.json:
-        write_json({"out": str(queue.out), "results": str(queue.results), "jobs": rows})
+        write_json({"out": str(queue.out), "results": str(queue.results), "jobs": queue.describe()})
         return queue.exit_code
-    write(format_summary(rows, **look))
+    write(format_queue(queue.describe(), **look()))
     write(f"results are in {queue.results}, what the runs wrote in {queue.out / 'logs'}\n")
     if queue.exit_code:
         write("the same command goes on with what is not done\n")
     return queue.exit_code
-
-
-# --- reading the command line -----------------------------------------------------------------------------
-
-
-def split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Part --ROOM.FIELD VALUE from the other words, wherever they stand."""
-    others, settings, rest = [], [], list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if not (word.startswith("--") and "." in word.partition("=")[0]):
-            others.append(word)
-            continue
-        settings.append(word)
-        if "=" not in word and rest and not rest[0].startswith("--"):
-            settings.append(rest.pop(0))
-    return others, settings
-
-
-def read_overrides(settings: list[str], source: str | None) -> dict[str, Any]:
-    overrides = parse_overrides(settings, PROG)
-    if "train.seed" in overrides:
-        raise UsageError(f"--train.seed {overrides['train.seed']} is given by --seeds here; write --seeds instead")
-    if source is not None:
-        if overrides.get("data.source", source) != source:
-            raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
-        overrides["data.source"] = source
-    return overrides

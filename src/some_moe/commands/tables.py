@@ -1,10 +1,21 @@
-"""Tables in the terminal: a finished run, an evaluation, one model at several row lengths."""
+"""Tables in the terminal: a finished run, an evaluation, one model at several row lengths, a queue of experiments."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from some_moe.layout import Column, Style, format_table, make_table, number_column
+from some_moe.layout import (
+    ABSENT,
+    Column,
+    Style,
+    format_table,
+    make_table,
+    number_column,
+    number_columns,
+    text_column,
+    wrap,
+)
 
+Records = Sequence[dict[str, Any]]
 LAYERS = (
     Column("layer", lambda layer: f"{layer['layer']}{' ·' if layer['is_middle'] else '  '}", numeric=True),
     number_column("gini", "gini", ".3f"),
@@ -13,14 +24,8 @@ LAYERS = (
     number_column("max load", "max_load", ".1f", "×"),
     number_column("gate entropy", "gate_entropy_nats", ".3f"),
 )
-EPOCHS = (
-    number_column("epoch", "epoch"),
-    number_column("step", "step", ","),
-    number_column("train loss", "train_loss", ".4f"),
-    number_column("val loss", "val_loss", ".4f"),
-    number_column("perplexity", "perplexity", ".2f"),
-    number_column("gini", "gini", ".3f"),
-    number_column("entropy bits", "entropy_bits", ".3f"),
+EPOCHS = number_columns(
+    epoch="", step=",", train_loss=".4f", val_loss=".4f", perplexity=".2f", gini=".3f", entropy_bits=".3f"
 )
 LENGTH = number_column("length", "seq_len")
 LENGTH_LOSSES = (
@@ -32,34 +37,33 @@ LENGTH_LOSSES = (
     number_column("padded constant", "constant_loss_padded", ".4f"),
     number_column("on padding", "loss_on_padding", ".4f"),
 )
-LENGTH_TEXTS = (
-    LENGTH,
-    number_column("perplexity", "perplexity", ".2f"),
-    number_column("bits per byte", "bits_per_byte", ".4f"),
-    number_column("tokens scored", "num_tokens", ","),
-    number_column("stories cut", "num_stories_cut", ","),
-)
-LENGTH_USAGE = (
-    LENGTH,
+LENGTH_TEXTS = (LENGTH, *number_columns(perplexity=".2f", bits_per_byte=".4f", num_tokens=",", num_stories_cut=","))
+LENGTH_USAGE = (LENGTH, *number_columns(gini=".3f", gini_padded=".3f", entropy_bits=".3f", entropy_bits_padded=".3f"))
+QUEUE = (
+    text_column("name", "experiment"),
+    *number_columns(seed="", steps=",d", val_loss=".4f"),
+    number_column("padded", "val_loss_padded", ".4f"),
+    number_column("published", "published_val_loss", ".4f"),
     number_column("gini", "gini", ".3f"),
-    number_column("padded gini", "gini_padded", ".3f"),
-    number_column("entropy bits", "entropy_bits", ".3f"),
-    number_column("padded entropy bits", "entropy_bits_padded", ".3f"),
+    number_column("tokens/s", "tokens_per_second", ",.0f"),
+    number_column("seconds", "seconds", ",.0f"),
+    text_column("state", "state"),
+)
+QUEUE_LEGEND = (
+    "val loss: nats per real token. padded: over padding too, as the published losses up to v4 are; compare those "
+    "with it, and the later ones with val loss. seconds: of training steps."
 )
 
 
-def _tabulate(
-    columns: Sequence[Column], records: Sequence[dict[str, Any]], width: int | None, style: Style
-) -> list[str]:
+def _tabulate(columns: Sequence[Column], records: Records, width: int | None, style: Style) -> list[str]:
     return format_table(*make_table(columns, records), width=width, style=style, indent="  ")
 
 
-def format_layers(layers: Sequence[dict[str, Any]], *, width: int | None, style: Style) -> list[str]:
+def format_layers(layers: Records, width: int | None, style: Style) -> list[str]:
     """How each layer's experts share the work; a dot marks the middle layer."""
-    if not layers:
-        return ["no SoME layers"]
     middle = len(layers) // 2
-    return _tabulate(LAYERS, [layer | {"is_middle": layer["layer"] == middle} for layer in layers], width, style)
+    marked = [layer | {"is_middle": layer["layer"] == middle} for layer in layers]
+    return _tabulate(LAYERS, marked, width, style) if layers else ["no SoME layers"]
 
 
 def format_result(folder: str, result: dict[str, Any], *, width: int | None, style: Style) -> str:
@@ -70,7 +74,7 @@ def format_result(folder: str, result: dict[str, Any], *, width: int | None, sty
         *_tabulate(EPOCHS, result["epochs"], width, style),
         "",
         style.bold("How the experts share the work") + " (validation, · middle layer)",
-        *format_layers(result["layers"], width=width, style=style),
+        *format_layers(result["layers"], width, style),
         "",
         f"test loss {result['test_loss']:.4f} nats per token ({result['test_bits_per_byte']:.4f} bits per byte), "
         f"validation {result['val_loss']:.4f}, best {result['best_val_loss']:.4f} at step {result['best_step']:,}",
@@ -103,8 +107,7 @@ def format_evaluation(record: dict[str, Any], *, width: int | None, style: Style
             f"a Kneser–Ney trigram of the training split (discount {record['trigram_discount']}): "
             f"{record['trigram_loss']:.4f} nats per token on the same tokens"
         )
-    lines += format_layers(record["layers"], width=width, style=style)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *format_layers(record["layers"], width, style)]) + "\n"
 
 
 def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -> str:
@@ -125,4 +128,15 @@ def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -
     else:
         lines.append(style.bold("How the experts share the work") + f" (middle layer, {record['middle_layer']})")
         lines += _tabulate(LENGTH_USAGE, lengths, width, style)
+    return "\n".join(lines) + "\n"
+
+
+def format_queue(rows: Records, *, width: int | None, style: Style) -> str:
+    """What `some experiments run` prints last: one row a job, then why some failed."""
+    text_width = min(width or 100, 100)
+    lines = ["", *format_table(*make_table(QUEUE, rows, silence=ABSENT), width=width, style=style)]
+    lines += wrap(QUEUE_LEGEND, width=text_width)
+    for row in rows:
+        if row["reason"]:
+            lines += wrap(f"{row['experiment']}, seed {row['seed']}: {row['reason']}", width=text_width, bullet="- ")
     return "\n".join(lines) + "\n"

@@ -3,36 +3,43 @@
 import os
 import sys
 import time
+from argparse import Namespace
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
-from some_moe.cli import BAD_INPUT, Parser, UsageError, on_terminal, suggest, terminal_width, write, write_json
-from some_moe.config import Config, ConfigError, RunConfig
+from some_moe.cli import INTERRUPTED, Parser, UsageError, find_exit_code, look, read_numbers, suggest, write, write_json
+from some_moe.config import Config, RunConfig
 from some_moe.config.base import field_docs
 
-INTERRUPTED = 130
 # torchrun ends all processes when one fails: the others wait so long for the first, which says why.
 FAREWELL_SECONDS = 10.0
+SHORTEST_ROW = 2
 
 
 # --- settings on the command line -------------------------------------------------------------------------
 
 
-def parse_overrides(words: list[str], prog: str) -> dict[str, Any]:
-    """Read `--model.top-k 2 --model.gains --train.clip=0` as {"model.top_k": "2", …}."""
-    known = {"--" + name.replace("_", "-"): name for name in RunConfig.field_names()}
-    known["--deterministic"] = "train.deterministic"
+def take_settings(arguments: list[str], prog: str) -> tuple[dict[str, Any], list[str]]:
+    """Part `--model.top-k 2 --model.gains --train.clip=0`, wherever it stands, from the other words of a command.
+
+    Settings come as {"model.top_k": "2", …}.
+    """
+    known = {"--" + name.replace("_", "-"): name for name in RunConfig.field_names() if "." in name}
+    known |= {"--deterministic": "train.deterministic", "--name": "name"}
     changes: dict[str, Any] = {}
-    words = list(words)
+    others, words = [], list(arguments)
     while words:
-        flag, equals, value = words.pop(0).partition("=")
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
         name = known.get(flag.replace("_", "-"))
+        if name is None and flag.startswith("--") and "." in flag:
+            raise UsageError(f"{flag} is not an option of `{prog}`{suggest(flag, [*known], prog)}")
         if name is None:
-            kind = "option" if flag.startswith("-") else "argument"
-            raise UsageError(f"{flag} is not an {kind} of `{prog}`{suggest(flag, [*known, '--preset', '--out'], prog)}")
+            others.append(word)
+            continue
         if not equals:
             if words and not words[0].startswith("--"):
                 value = words.pop(0)
@@ -41,7 +48,7 @@ def parse_overrides(words: list[str], prog: str) -> dict[str, Any]:
             else:
                 raise UsageError(f"{flag} needs a value behind it; `some train --settings` says what it is")
         changes[name] = _read_value(value)
-    return changes
+    return changes, others
 
 
 def is_switch(name: str) -> bool:
@@ -50,15 +57,6 @@ def is_switch(name: str) -> bool:
     config = RunConfig if not room else RunConfig.model_fields[room].annotation
     annotation = config.model_fields[field].annotation  # type: ignore[union-attr]
     return annotation is bool or bool in get_args(annotation)
-
-
-def is_text(words: str) -> bool:
-    """Whether what was typed can be written as UTF-8."""
-    try:
-        words.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _read_value(text: str) -> Any:
@@ -94,20 +92,19 @@ def describe_settings() -> str:
 
 def train_model(arguments: list[str]) -> int:
     """Train a model. torchrun starts several processes with the same arguments: the first alone speaks."""
-    if is_first_process():
+    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":
         return train_from_arguments(arguments)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
             code = train_from_arguments(arguments)
-        except (UsageError, ConfigError):
-            code = BAD_INPUT
+        except Exception as error:
+            found = find_exit_code(error)
+            if found is None:
+                raise
+            code = found
     if code not in (0, INTERRUPTED):  # interrupted processes have met already
         time.sleep(FAREWELL_SECONDS)
     return code
-
-
-def is_first_process() -> bool:
-    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 def train_from_arguments(arguments: list[str]) -> int:
@@ -121,55 +118,38 @@ def train_from_arguments(arguments: list[str]) -> int:
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
     parser.add_argument("--resume", metavar="auto|PATH", help="continue the run in --out, or in PATH; or a checkpoint")
     parser.add_argument("--init-from", metavar="RUN", help="start with the weights and keys of a run or checkpoint")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print config, parameters, memory and time; touch nothing"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="print config, size, memory and time; touch nothing")
     parser.add_argument("--settings", action="store_true", help="list every setting with its default and meaning")
-    options, rest = parser.parse_known_args(arguments)
+    overrides, words = take_settings(arguments, prog)
+    options = parser.parse(words)
     if options.settings:
         return write(describe_settings().lstrip() + "\n")
-    overrides = parse_overrides(rest, prog)
     config = resolve_config(options.preset, options.config, overrides)
     if options.dry_run:
-        return dry_run(config)
+        from some_moe.lab.estimate import estimate
+        from some_moe.training.machine import settle_experts
+
+        config = settle_experts(config)
+        return write(config.to_yaml() + "\n" + estimate(config))
 
     from some_moe.api import find_folder, train
     from some_moe.commands.tables import format_result
-    from some_moe.layout import Style
-    from some_moe.training.stopping import TrainingStoppedError
 
     folder, _ = find_folder(options.out, config, options.resume)
     if options.resume and folder.exists() and not (options.preset or options.config):
         config = folder.read_config().override(overrides)  # what the command line does not name stays as it is there
-    try:
-        run = train(config, out=options.out, resume=options.resume, init_from=options.init_from)
-    except TrainingStoppedError as stop:
-        if is_first_process():
-            print(f"some: {stop}", file=sys.stderr)
-        return stop.code
+    run = train(config, out=options.out, resume=options.resume, init_from=options.init_from)
     assert run.result is not None
-    return write(format_result(str(run.path), run.result, width=terminal_width(), style=Style(on_terminal())))
+    return write(format_result(str(run.path), run.result, **look()))
 
 
 def resolve_config(preset: str | None, file: str | None, overrides: dict[str, Any]) -> RunConfig:
+    from some_moe.lab.registry.presets import find_preset
+
     if preset and file:
         raise UsageError(f"--preset {preset} and --config {file} exclude each other; give one of them")
-    base = RunConfig()
-    if preset:
-        from some_moe.lab.registry.presets import find_preset
-
-        base = find_preset(preset)
-    elif file:
-        base = RunConfig.load(file)
+    base = find_preset(preset) if preset else RunConfig.load(file) if file else RunConfig()
     return base.override(overrides)
-
-
-def dry_run(config: RunConfig) -> int:
-    from some_moe.lab.estimate import estimate
-    from some_moe.training.machine import settle_experts
-
-    config = settle_experts(config)
-    return write(config.to_yaml() + "\n" + estimate(config))
 
 
 # --- some eval and some generate --------------------------------------------------------------------------
@@ -182,17 +162,13 @@ def evaluate_run(arguments: list[str]) -> int:
     parser.add_argument("--data", metavar="F", help="a .txt, .jsonl or .parquet file, or a folder: all of it is scored")
     parser.add_argument("--split", default="test", choices=("train", "valid", "test"), help="of the run's own data")
     parser.add_argument("--adapt", action="store_true", help="score each batch first, then let the keys move")
-    parser.add_argument(
-        "--trigram", action="store_true", help="score a Kneser–Ney trigram of the run's train split too"
-    )
+    parser.add_argument("--trigram", action="store_true", help="score a Kneser–Ney trigram of its train split too")
     parser.add_argument("--seq-lens", metavar="256,512", help="score it with rows cut or padded to each length")
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse(arguments)
     if options.seq_lens is not None:
-        from some_moe.commands.lengths import evaluate_lengths
-
         return evaluate_lengths(options)
     if options.data is not None and not Path(options.data).exists():
         raise UsageError(
@@ -200,15 +176,27 @@ def evaluate_run(arguments: list[str]) -> int:
         )
 
     from some_moe.commands.tables import format_evaluation
-    from some_moe.layout import Style
     from some_moe.training.runs import load
 
     record = load(options.run, checkpoint=options.checkpoint).evaluate(
         options.split, data=options.data, adapt=options.adapt, trigram=options.trigram, device=options.device
     )
-    if options.json:
-        return write_json(record)
-    return write(format_evaluation(record, width=terminal_width(), style=Style(on_terminal())))
+    return write_json(record) if options.json else write(format_evaluation(record, **look()))
+
+
+def evaluate_lengths(options: Namespace) -> int:
+    """Score a run with its rows cut or padded to each length of --seq-lens."""
+    lengths = read_numbers("--seq-lens", options.seq_lens, what="length", example="256,512,1024", least=SHORTEST_ROW)
+    for name in ("data", "adapt", "trigram"):
+        if getattr(options, name):
+            raise UsageError(f"--seq-lens {options.seq_lens} and --{name} exclude each other; give one of them")
+
+    from some_moe.commands.tables import format_lengths
+    from some_moe.lab.lengths import score_run
+    from some_moe.training.run_folder import drop_nan
+
+    record = score_run(options.run, lengths, split=options.split, checkpoint=options.checkpoint, device=options.device)
+    return write_json(drop_nan(record)) if options.json else write(format_lengths(record, **look()))
 
 
 def generate_text(arguments: list[str]) -> int:
@@ -232,7 +220,7 @@ def generate_text(arguments: list[str]) -> int:
     ):
         if not good:
             raise UsageError(f"{name} {value} is out of range; {cure}")
-    if not is_text(options.prompt):
+    if options.prompt.encode(errors="replace").decode() != options.prompt:
         raise UsageError("--prompt is not UTF-8; convert it")
 
     from some_moe.training.runs import default_device, load

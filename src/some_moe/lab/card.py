@@ -1,17 +1,16 @@
 """All about one experiment, as a card of text and as JSON."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from decimal import Decimal
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any
 
 from some_moe.lab.registry import find_experiment
 from some_moe.lab.registry.records import Experiment, Published
-from some_moe.layout import Column, Style, format_grid, format_number, format_table, make_table, wrap
+from some_moe.layout import Style, format_grid, format_table, make_table, number_columns, wrap
 
 WIDEST_TEXT = 100
 INDENT = "  "
+EPOCHS = number_columns(epoch="", train_loss="", val_loss="", perplexity="", gini="", entropy_bits="")
 
 EXECUTION = {
     "model.expert_dtype", "model.residual_dtype", "train.device", "train.precision", "train.compile", "train.kernel",
@@ -20,29 +19,26 @@ EXECUTION = {
 """Fields that say how a machine computes the run, not what is computed: left off the card."""
 
 Fields = dict[str, Any]
-CONDITIONS: tuple[tuple[Callable[[Fields], bool], tuple[str, ...]], ...] = (
-    (lambda f: f["model.init_method"] == "sparse", ("model.sparsity",)),
-    (lambda f: f["model.trainability"] == "lora", ("model.lora_rank",)),
-    (lambda f: f["model.score"] == "cosine", ("model.cosine_scale",)),
-    (lambda f: f["model.learn_temperature"], ("model.temperature_bounds",)),
-    (lambda f: f["model.entropy_band"] is not None, ("model.entropy_band_weight",)),
-    (lambda f: f["model.router"] != "hash", ("model.temperature", "model.score", "model.query")),
-    (lambda f: f["model.center_queries"], ("gravity.center_decay",)),
-    (lambda f: f["gravity.use_alpha"], ("gravity.alpha", "gravity.alpha_floor", "gravity.inertia")),
-    (lambda f: f["gravity.use_beta"], ("gravity.beta", "gravity.beta_schedule")),
-    (lambda f: f["gravity.beta_schedule"] != "constant", ("gravity.beta_end",)),
+CONDITIONS: tuple[tuple[str, Callable[[Fields], bool]], ...] = (
+    ("model.sparsity", lambda f: f["model.init_method"] == "sparse"),
+    ("model.lora_rank", lambda f: f["model.trainability"] == "lora"),
+    ("model.cosine_scale", lambda f: f["model.score"] == "cosine"),
+    ("model.temperature_bounds", lambda f: f["model.learn_temperature"]),
+    ("model.entropy_band_weight", lambda f: f["model.entropy_band"] is not None),
+    ("model.temperature model.score model.query", lambda f: f["model.router"] != "hash"),
+    ("gravity.center_decay", lambda f: f["model.center_queries"]),
+    ("gravity.alpha gravity.alpha_floor gravity.inertia", lambda f: f["gravity.use_alpha"]),
+    ("gravity.beta gravity.beta_schedule", lambda f: f["gravity.use_beta"]),
+    ("gravity.beta_end", lambda f: f["gravity.beta_schedule"] != "constant"),
+    ("gravity.delta gravity.decay_mode gravity.theta gravity.theta_percentile", lambda f: f["gravity.use_delta"]),
+    ("gravity.theta_window", lambda f: f["gravity.use_delta"] and f["gravity.theta"] is not None),
+    ("gravity.respawn_patience gravity.respawn_max", lambda f: f["gravity.respawn_below"] > 0),
     (
-        lambda f: f["gravity.use_delta"],
-        ("gravity.delta", "gravity.decay_mode", "gravity.theta", "gravity.theta_percentile"),
-    ),
-    (lambda f: f["gravity.use_delta"] and f["gravity.theta"] is not None, ("gravity.theta_window",)),
-    (lambda f: f["gravity.respawn_below"] > 0, ("gravity.respawn_patience", "gravity.respawn_max")),
-    (
+        "gravity.num_samples",
         lambda f: f["gravity.respawn_below"] > 0 or (f["gravity.use_delta"] and f["gravity.decay_mode"] == "seek"),
-        ("gravity.num_samples",),
     ),
 )
-ONLY_WHEN = {name: condition for condition, names in CONDITIONS for name in names}
+ONLY_WHEN = {name: condition for names, condition in CONDITIONS for name in names.split()}
 """A field that another one puts out of use says nothing about the run."""
 
 EXPERT_FIELDS = {
@@ -55,48 +51,37 @@ EXPERT_FIELDS = {
 def describe(experiment: Experiment) -> dict[str, Any]:
     """Return everything about an experiment, ready for JSON; printed figures become numbers."""
     count = experiment.parameters
-    return {
-        "name": experiment.name,
-        "series": experiment.series,
-        "title": experiment.title,
-        "question": experiment.question,
-        "source": asdict(experiment.source),
+    return {name: getattr(experiment, name) for name in ("name", "series", "title", "question")} | {
+        "source": experiment.source.model_dump(mode="json"),
         "derived_from": experiment.derived_from,
         "config": experiment.config.model_dump(mode="json"),
         "assumed": list(experiment.assumed),
         "trainable_parameters": count.trainable,
         "total_parameters": count.total,
         "steps": experiment.steps,
-        "published": None if experiment.published is None else _to_numbers(asdict(experiment.published)),
+        "published": experiment.published and experiment.published.model_dump(mode="json"),
         "notes": list(experiment.notes),
     }
-
-
-def _to_numbers(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, dict):
-        return {name: _to_numbers(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_numbers(inner) for inner in value]
-    return value
 
 
 def format_card(experiment: Experiment, *, width: int | None = None, style: Style = Style()) -> str:  # noqa: B008
     """Return the card's text, no wider than `width`."""
     width = min(width or WIDEST_TEXT, WIDEST_TEXT)
-    lines = [f"{style.bold(experiment.name)}  {experiment.title}"]
-    if experiment.question:
-        lines += wrap(experiment.question, width=width)
-    lines += ["", *_format_facts(experiment, style)]
-    if experiment.derived_from:
-        lines += ["", style.bold(f"Changed from {experiment.derived_from}"), *_format_changes(experiment)]
-    lines += ["", *_format_config(experiment, width, style)]
-    if experiment.published is not None:
-        lines += ["", *_format_published(experiment.published, width, style)]
-    if experiment.notes:
-        lines += ["", *_format_list("Notes", experiment.notes, width, style)]
-    return "\n".join(lines) + "\n"
+    title = f"{style.bold(experiment.name)}  {experiment.title}"
+    published = experiment.published or Published()
+    assumed = style.dim("  ~ assumed: the report does not state it") if experiment.assumed else ""
+    sections = (
+        ("", [title, *wrap(experiment.question, width=width)]),
+        ("", _format_facts(experiment, style)),
+        (style.bold(f"Changed from {experiment.derived_from}"), _format_changes(experiment)),
+        (style.bold("Config") + assumed, _format_config(experiment, width, style)),
+        (style.bold("Published"), _format_published(published, width, style)),
+        (style.bold("Also printed"), _format_list(published.also_printed, width)),
+        (style.bold("What the report concludes"), _format_list(published.findings, width)),
+        (style.bold("Notes"), _format_list(experiment.notes, width)),
+    )
+    blocks = [[heading, *lines] if heading else lines for heading, lines in sections if lines]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
 def _format_facts(experiment: Experiment, style: Style) -> list[str]:
@@ -111,28 +96,19 @@ def _format_facts(experiment: Experiment, style: Style) -> list[str]:
     return [style.dim(name.ljust(12)) + value for name, value in facts]
 
 
-@dataclass(frozen=True)
-class Change:
-    """One setting in which two experiments differ, as text."""
-
-    field: str
-    before: str
-    after: str
-
-
-def list_changes(base: Experiment, experiment: Experiment) -> list[Change]:
-    """Every setting that is not as in `base`, in the order of the config."""
+def list_changes(base: Experiment, experiment: Experiment) -> list[tuple[str, str]]:
+    """Every setting that is not as in `base`, in the order of the config, and how it changed."""
     before, after = base.config.flatten(), experiment.config.flatten()
     changed = [name for name in after if name not in ("name", "experiment") and before[name] != after[name]]
-    return [Change(name, format_value(before[name]), format_value(after[name])) for name in changed]
+    return [(name, f"{format_value(before[name])} → {format_value(after[name])}") for name in changed]
 
 
 def _format_changes(experiment: Experiment) -> list[str]:
-    assert experiment.derived_from is not None
+    if experiment.derived_from is None:
+        return []
     changes = list_changes(find_experiment(experiment.derived_from), experiment)
-    longest = max((len(change.field) for change in changes), default=0)
-    lines = [f"{INDENT}{change.field.ljust(longest)}  {change.before} → {change.after}" for change in changes]
-    return lines or [INDENT + "nothing"]
+    longest = max((len(name) for name, _ in changes), default=0)
+    return [f"{INDENT}{name.ljust(longest)}  {change}" for name, change in changes] or [INDENT + "nothing"]
 
 
 def _format_config(experiment: Experiment, width: int, style: Style) -> list[str]:
@@ -146,14 +122,11 @@ def _format_config(experiment: Experiment, width: int, style: Style) -> list[str
         at_rest = not assumed and value == defaults[name] and value in (False, None, 0, [])
         if field and name not in EXECUTION and not at_rest and matters(name, fields):
             rooms.setdefault(room, []).append((field, ("~" if assumed else " ") + format_value(value)))
-    pairs = [pair for room in rooms.values() for pair in room]
-    name_width = max(len(name) for name, _ in pairs)
-    lines = [
-        style.bold("Config") + (style.dim("  ~ assumed: the report does not state it") if experiment.assumed else "")
-    ]
-    for room, cells in rooms.items():
+    longest = max(len(name) for pairs in rooms.values() for name, _ in pairs)
+    lines = []
+    for room, pairs in rooms.items():
         lines.append(INDENT + room)
-        lines += format_grid(cells, width=width, style=style, name_width=name_width, value_width=15, indent=INDENT * 2)
+        lines += format_grid(pairs, width=width, style=style, name_width=longest, value_width=15, indent=INDENT * 2)
     return lines
 
 
@@ -175,35 +148,15 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _printed(header: str, name: str) -> Column:
-    return Column(header, lambda epoch: format_number(getattr(epoch, name)), numeric=True)
-
-
-EPOCHS = (
-    _printed("epoch", "epoch"),
-    _printed("train loss", "train_loss"),
-    _printed("val loss", "val_loss"),
-    _printed("perplexity", "perplexity"),
-    _printed("gini", "gini"),
-    _printed("entropy bits", "entropy_bits"),
-)
-
-
 def _format_published(published: Published, width: int, style: Style) -> list[str]:
-    lines = [style.bold("Published")]
+    lines = [f"{INDENT}{name.ljust(12)}{value}" for name, value in _final_figures(published)]
     if published.epochs:
-        lines += [*format_table(*make_table(EPOCHS, published.epochs), width=None, style=style, indent=INDENT), ""]
-    lines += [f"{INDENT}{name.ljust(12)}{value}" for name, value in _final_figures(published)]
+        epochs = make_table(EPOCHS, [dict(epoch) for epoch in published.epochs])
+        lines = [*format_table(*epochs, width=None, style=style, indent=INDENT), "", *lines]
     for (layer, experts), traces in groupby(published.traces, key=lambda t: (t.layer, t.experts)):
         chosen, tokens = ", ".join(map(str, experts)), ", ".join(t.token for t in traces)
         trace = f"layer {layer}, experts {chosen}: {tokens}"
         lines += wrap(trace, width=width, indent=INDENT, bullet="trace".ljust(12))
-    for name, texts in (
-        ("Also printed", published.also_printed),
-        ("What the report concludes", published.findings),
-    ):
-        if texts:
-            lines += ["", *_format_list(name, texts, width, style)]
     return lines
 
 
@@ -223,8 +176,5 @@ def _final_figures(p: Published) -> list[tuple[str, str]]:
     return [(name, f"{value}{rest}") for name, value, rest in figures if value is not None]
 
 
-def _format_list(heading: str, texts: tuple[str, ...], width: int, style: Style) -> list[str]:
-    lines = [style.bold(heading)]
-    for text in texts:
-        lines += wrap(text, width=width, indent=INDENT, bullet="- ")
-    return lines
+def _format_list(texts: Iterable[str], width: int) -> list[str]:
+    return [line for text in texts for line in wrap(text, width=width, indent=INDENT, bullet="- ")]

@@ -18,22 +18,19 @@ def estimate(config: RunConfig) -> str:
     machine = choose_machine(config.train)
     count = count_parameters(config.model)
     memory = estimate_memory(config, count.trainable, count.total, machine)
-    lines = [
-        f"parameters: {count.trainable:,} trained of {count.total:,} ({count.trainable / count.total:.2%})",
-        f"memory: about {memory / GIB:.1f} GiB on {machine.describe()}",
-    ]
-    steps = config.known_steps
-    lines.append("steps: known once the data is read" if steps is None else f"steps: {steps:,}")
-    room = available_memory(machine)
+    steps, room = config.known_steps, available_memory(machine)
     if memory > 0.8 * room:
-        lines.append(
-            f"time: not measured, for only {room / GIB:.1f} GiB are there; make the model or the batch smaller"
-        )
-        return "\n".join(lines) + "\n"
-    seconds = time_step(config, machine)
-    total = "" if steps is None else f", about {describe_seconds(seconds * steps)} for the run, evaluation apart"
-    lines.append(f"time: {seconds:.3f} s for a full step of {config.rows_a_step} rows{total}")
-    return "\n".join(lines) + "\n"
+        pace = f"not measured, for only {room / GIB:.1f} GiB are there; make the model or the batch smaller"
+    else:
+        seconds = time_step(config, machine)
+        total = "" if steps is None else f", about {describe_seconds(seconds * steps)} for the run, evaluation apart"
+        pace = f"{seconds:.3f} s for a full step of {config.rows_a_step} rows{total}"
+    return (
+        f"parameters: {count.trainable:,} trained of {count.total:,} ({count.trainable / count.total:.2%})\n"
+        f"memory: about {memory / GIB:.1f} GiB on {machine.describe()}\n"
+        f"steps: {'known once the data is read' if steps is None else format(steps, ',')}\n"
+        f"time: {pace}\n"
+    )
 
 
 def estimate_memory(config: RunConfig, trainable: int, total: int, machine: Machine) -> float:

@@ -8,7 +8,6 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from some_moe.config import ConfigError, RunConfig
-from some_moe.config.parameters import count_parameters
 from some_moe.lab.registry.records import Experiment
 from some_moe.lab.scaling import Schedule, count_stories, scale
 from some_moe.training.run_folder import RunFolder
@@ -31,14 +30,6 @@ class Job:
         return self.config.name
 
     @property
-    def work(self) -> float:
-        """A measure of its length, to tell from finished jobs how long it takes: positions × active parameters."""
-        model, count = self.config.model, count_parameters(self.config.model)
-        experts = model.num_layers * model.top_k * 2 * model.d_model * model.d_ffn if model.ffn == "some" else 0
-        steps = self.schedule.steps or self.schedule.steps_an_epoch * self.config.train.epochs
-        return float(steps * self.config.rows_a_step * self.config.data.seq_len * (count.trainable + experts))
-
-    @property
     def training_words(self) -> list[str]:
         """The arguments of `some` that train it: the registered preset and every field that differs from it."""
         before, after = self.experiment.config.flatten(), self.config.flatten()
@@ -48,11 +39,10 @@ class Job:
     @property
     def command(self) -> str:
         """What to type to run this job alone. No absolute paths: a record travels to other machines."""
-        words = ["some", "experiments", "run", self.experiment.name]
-        if self.config.data.source != self.experiment.config.data.source:
-            words += ["--data", hide_place(self.config.data.source)]
-        words += ["--seeds", str(self.seed)]
-        words += [write_flag(name, hide_place(value)) for name, value in self.overrides.items()]
+        source = self.config.data.source
+        data = ["--data", hide_place(source)] if source != self.experiment.config.data.source else []
+        changed = [write_flag(name, hide_place(value)) for name, value in self.overrides.items()]
+        words = ["some", "experiments", "run", self.experiment.name, *data, "--seeds", str(self.seed), *changed]
         return shlex.join(words)
 
 
@@ -103,10 +93,8 @@ def find_standing(job: Job, folder: RunFolder) -> Standing:
         return "new"
     differing = list_differences(folder.read_config(), job.config)
     if differing:
-        raise ConfigError(
-            f"{str(folder)!r} was run with another config: {', '.join(differing)}; choose another --out, or move it "
-            "away"
-        )
+        there = f"{str(folder)!r} was run with another config: {', '.join(differing)}"
+        raise ConfigError(f"{there}; choose another --out, or move it away")
     return "done" if folder.result_file.is_file() else "begun"
 
 

@@ -8,12 +8,10 @@ Shapes: V ids in the tokenizer's vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Rows
@@ -26,47 +24,20 @@ from some_moe.training.evaluate import evaluate, evaluation_batches
 from some_moe.training.machine import choose_machine
 from some_moe.training.runs import load
 
-
-@dataclass(frozen=True, kw_only=True)
-class LengthScore:
-    """What one row length gives. `padded` figures count every position, the others real tokens alone."""
-
-    seq_len: int
-    text_share: float  # r: share of the positions that are text when every row is seq_len long
-    loss: float  # nats per real token
-    loss_on_padding: float | None  # None where no row has padding
-    loss_padded: float  # r·loss + (1−r)·loss_on_padding, whatever the run was trained on
-    constant_loss: float  # of a predictor that ignores its input, on the same targets
-    constant_loss_padded: float
-    perplexity: float
-    bits_per_byte: float
-    num_tokens: int  # real targets scored
-    num_stories_cut: int
-    gini: float | None  # of the middle layer, over real tokens; None without SoME layers
-    gini_padded: float | None
-    entropy_bits: float | None
-    entropy_bits_padded: float | None
+EVERY_POSITION = {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
 
 
 def score_run(
     path: str | Path, lengths: Sequence[int], *, split: str = "test", checkpoint: str = "best", device: str = "auto"
 ) -> dict[str, Any]:
     """Score a run's own data at each length, and return all about it as one plain object. No absolute paths."""
-    run = load(path, checkpoint=checkpoint)
+    run, program = load(path, checkpoint=checkpoint), describe_program()
     config, data, model = run.config, run.config.data, run.model
     machine = choose_machine(config.train.override({"device": device}))
     longest = max(data.seq_len, *lengths)
     dataset = prepare(data.override({"seq_len": longest}), config.model.vocab_size, run.tokenizer)
-    scores = score_lengths(
-        machine.adopt(model),
-        dataset.train,
-        getattr(dataset, split),
-        lengths,
-        config,
-        run.tokenizer,
-        machine.device,
-    )
-    program = describe_program()
+    scored = getattr(dataset, split)
+    scores = score_lengths(machine.adopt(model), dataset.train, scored, lengths, config, run.tokenizer)
     return {
         "run": hide_place(str(run.path)),
         "experiment": config.experiment,
@@ -82,58 +53,50 @@ def score_run(
         "precision": "bf16" if machine.bf16 else "fp32",
         "commit": program["commit"],
         "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
-        "lengths": [asdict(score) for score in scores],
+        "lengths": scores,
     }
 
 
 def score_lengths(
-    model: SomeLM,
-    train: Rows,
-    scored: Rows,
-    lengths: Sequence[int],
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    device: torch.device,
-) -> list[LengthScore]:
+    model: SomeLM, train: Rows, scored: Rows, lengths: Sequence[int], config: RunConfig, tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
     """Score the rows of `scored` at each length; the constant predictor learns from those of `train`.
 
-    Both must have been encoded at least as long as the longest of `lengths`.
+    Both must have been encoded at least as long as the longest of `lengths`. `padded` figures count every position,
+    the others real tokens alone; usage is that of the middle layer, None without SoME layers.
     """
-    token_bytes = tokenizer.token_bytes()
+    token_bytes, device = tokenizer.token_bytes(), next(model.parameters()).device
     scores = []
     for seq_len in lengths:
-        rows = cut_rows(scored, seq_len)
-        own = resize(config, seq_len)
-        every_position = own.override(
-            {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
-        )
-        padded = evaluate(model, rows, every_position, token_bytes, device)
+        rows, own = cut_rows(scored, seq_len), resize(config, seq_len)
+        padded = evaluate(model, rows, own.override(EVERY_POSITION), token_bytes, device)
         # The run's own way of batching gives the bits that `some eval` prints; often it is this same one.
         same = evaluation_batches(rows, own).config.batching == "padded"
         honest = padded if same else evaluate(model, rows, own, token_bytes, device)
         share, on_padding = padded.text_share, padded.loss_on_padding
-        everything: dict[str, Any] = padded.layers[len(padded.layers) // 2] if padded.layers else {}
-        real: dict[str, Any] = honest.layers[len(honest.layers) // 2] if honest.layers else {}
+        every, real = (found.layers[len(found.layers) // 2] if found.layers else {} for found in (padded, honest))
         learned = count_targets(cut_rows(train, seq_len), seq_len, tokenizer.vocab_size)
         asked = count_targets(rows, seq_len, tokenizer.vocab_size)
         scores.append(
-            LengthScore(
-                seq_len=seq_len,
-                text_share=share,
-                loss=honest.loss,
-                loss_on_padding=on_padding,
-                loss_padded=share * honest.loss + (1 - share) * (on_padding or 0.0),
-                constant_loss=constant_loss(without_padding(learned), without_padding(asked)),
-                constant_loss_padded=constant_loss(learned, asked),
-                perplexity=honest.perplexity,
-                bits_per_byte=honest.bits_per_byte,
-                num_tokens=honest.num_tokens,
-                num_stories_cut=count_cut(rows),
-                gini=real.get("gini_real", real.get("gini")),
-                gini_padded=everything.get("gini"),
-                entropy_bits=real.get("entropy_bits_real", real.get("entropy_bits")),
-                entropy_bits_padded=everything.get("entropy_bits"),
-            )
+            {
+                "seq_len": seq_len,
+                "text_share": share,  # r: share of the positions that are text when every row is seq_len long
+                "loss": honest.loss,  # nats per real token
+                "loss_on_padding": on_padding,  # None where no row has padding
+                # r·loss + (1−r)·loss_on_padding, whatever the run was trained on
+                "loss_padded": share * honest.loss + (1 - share) * (on_padding or 0.0),
+                # of a predictor that ignores its input, on the same targets
+                "constant_loss": constant_loss(without_padding(learned), without_padding(asked)),
+                "constant_loss_padded": constant_loss(learned, asked),
+                "perplexity": honest.perplexity,
+                "bits_per_byte": honest.bits_per_byte,
+                "num_tokens": honest.num_tokens,  # real targets scored
+                "num_stories_cut": count_cut(rows),
+                "gini": real.get("gini_real", real.get("gini")),
+                "gini_padded": every.get("gini"),
+                "entropy_bits": real.get("entropy_bits_real", real.get("entropy_bits")),
+                "entropy_bits_padded": every.get("entropy_bits"),
+            }
         )
     return scores
 
@@ -168,9 +131,7 @@ def count_targets(rows: Rows, seq_len: int, vocab_size: int) -> np.ndarray:
 
 
 def without_padding(counts: np.ndarray) -> np.ndarray:
-    real = counts.copy()
-    real[PAD] = 0
-    return real
+    return np.where(np.arange(len(counts)) == PAD, 0, counts)
 
 
 def constant_loss(learned: np.ndarray, asked: np.ndarray) -> float:

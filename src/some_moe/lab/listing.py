@@ -57,18 +57,13 @@ def describe_all() -> list[dict[str, Any]]:
 
 def _describe(experiment: Experiment) -> dict[str, Any]:
     model, count, val_loss = experiment.config.model, experiment.parameters, _val_loss(experiment)
-    has_experts = model.ffn == "some"
+    named = {name: getattr(experiment, name) for name in ("name", "series", "title", "derived_from")}
+    shape = {name: getattr(model, name) for name in ("d_model", "num_layers", "ffn", "num_experts", "top_k", "d_ffn")}
+    if model.ffn != "some":
+        shape |= {"num_experts": None, "top_k": None, "d_ffn": model.dense_width}
     return {
-        "name": experiment.name,
-        "series": experiment.series,
-        "title": experiment.title,
-        "derived_from": experiment.derived_from,
-        "d_model": model.d_model,
-        "num_layers": model.num_layers,
-        "ffn": model.ffn,
-        "num_experts": model.num_experts if has_experts else None,
-        "top_k": model.top_k if has_experts else None,
-        "d_ffn": model.d_ffn if has_experts else model.dense_width,
+        **named,
+        **shape,
         "trainable_parameters": count.trainable,
         "total_parameters": count.total,
         "steps": experiment.steps,

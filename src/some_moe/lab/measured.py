@@ -1,7 +1,6 @@
 """results/NAME-seedS.json: a measured run as it travels, with all that is needed to judge and repeat it."""
 
 import json
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,16 @@ from some_moe.lab.scaling import Schedule
 from some_moe.training.environment import describe_program
 from some_moe.training.run_folder import RunFolder, drop_nan, read_log
 
+Record = dict[str, Any]
 LOSSES = ("val_loss", "val_loss_on_padding", "val_loss_padded", "perplexity", "bits_per_byte")
 USAGE = ("gini", "entropy_bits", "experts_used")  # of the middle layer, as the reports print it
 
 
-def write_record(path: Path, job: Job, folder: RunFolder, *, at_once: int | None = None) -> dict[str, Any]:
-    """Write and return the record of a finished run. at_once: how many shared its machine, where that is known."""
-    record: dict[str, Any] = drop_nan(make_record(job, folder) | {"at_once": at_once})
+def write_record(path: Path, job: Job, folder: RunFolder, *, at_once: int | None = None) -> None:
+    """Write the record of a finished run. at_once: how many shared its machine, where that is known."""
+    record = drop_nan(make_record(job, folder) | {"at_once": at_once})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    return record
 
 
 def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
@@ -36,27 +35,23 @@ def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         made_by, digest = "something else", None
     if made_by == job.command:
-        # Absolute paths are cut from commands, and files change: only the digest tells the data apart.
-        if digest is None or find_digest(job, folder) in (digest, None):
+        # Absolute paths are cut from commands, and files change: only the digest tells the data apart. A finished run
+        # has recorded it, unless it is an old one; for an unfinished one the data is read.
+        if digest is None:
             return
-        made_by = f"other data called {hide_place(job.config.data.source)!r}"
+        result, data, vocab_size = folder.read_result(), job.config.data, job.config.model.vocab_size
+        found = prepare(data, vocab_size).digest if result is None else result.get("data_digest")
+        if found in (digest, None):
+            return
+        made_by = f"other data called {hide_place(data.source)!r}"
     raise ConfigError(f"{str(path)!r} is of {made_by}; choose another folder with --results")
 
 
-def find_digest(job: Job, folder: RunFolder) -> str | None:
-    """The digest of what a finished run has read, or an unfinished one will read; None where it was not recorded."""
-    result = folder.read_result()
-    if result is None:
-        return prepare(job.config.data, job.config.model.vocab_size).digest
-    return result.get("data_digest")
-
-
-def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
+def make_record(job: Job, folder: RunFolder) -> Record:
     """Everything in result.json, and where it comes from. No absolute paths."""
     result = folder.read_result()
     assert result is not None, f"{folder} is not finished"
-    environment = folder.path / "env.json"  # a run killed when it began has none, and takes the present program
-    program = json.loads(environment.read_text(encoding="utf-8")) if environment.is_file() else describe_program()
+    program = folder.read_object("env.json") or describe_program()  # a run killed when it began has none
     log = read_log(folder.path / "metrics.jsonl")
     finished = datetime.fromtimestamp(folder.result_file.stat().st_mtime, UTC)
     return result | {
@@ -68,7 +63,7 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
         "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
         "date": finished.isoformat(timespec="seconds"),
         "source": hide_place(job.config.data.source),
-        "stories": asdict(job.schedule.stories),
+        "stories": job.schedule.stories._asdict(),
         "published_steps": job.experiment.steps,
         "epochs_scaled": job.schedule.describe_scaling(),
         "published_epochs": list_published_epochs(job.schedule, result, log),
@@ -76,9 +71,7 @@ def make_record(job: Job, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def list_published_epochs(
-    schedule: Schedule, result: dict[str, Any], log: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def list_published_epochs(schedule: Schedule, result: Record, log: list[Record]) -> list[Record]:
     """One row an epoch of the config that was asked for, from the evaluation made at its last step.
 
     `train_loss` is the mean over the epoch's steps; over its logged ones where the data's epochs end elsewhere.

@@ -12,16 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from some_moe.config import ConfigError
-from some_moe.config.parameters import count_parameters
 from some_moe.files import write_whole
 from some_moe.lab.estimate import describe_seconds
 from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
@@ -32,10 +30,8 @@ from some_moe.training.run_folder import RunFolder
 from some_moe.training.stopping import TrainingStoppedError
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
-State = Literal["waiting", "running", "done", "failed", "interrupted"]
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # how a run ends that somebody stopped
-QUEUE_FORMAT = 1
-SUMMARIZED = ("steps", "val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "seconds")
+FIGURES = ("val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "seconds")
 
 
 @dataclass
@@ -45,19 +41,11 @@ class Turn:
     job: Job
     folder: RunFolder
     record: Path
-    standing: Standing
-    state: State = "waiting"
+    standing: Standing  # before the queue began
+    state: str  # waiting, running, done, failed or interrupted
     reason: str = ""  # why it failed, in one sentence
     seconds: float = 0.0  # that its processes took, start and evaluation included
     at_once: int | None = None  # how many runs shared the machine
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was done before the queue began."""
-        return self.standing == "done"
-
-    def write_record(self) -> None:
-        write_record(self.record, self.job, self.folder, at_once=self.at_once)
 
     def to_dict(self) -> dict[str, Any]:
         named = {"name": self.job.name, "experiment": self.job.experiment.name, "seed": self.job.seed}
@@ -79,9 +67,7 @@ class Signals:
     def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.count += 1
         if self.count == 1:
-            one = len(self.told) < 2
-            saves = "the present run saves after its step" if one else "present runs save after their step"
-            self.say(f"stopping: {saves}, and no other is begun")
+            self.say("stopping: what runs is saved after its step, and no other is begun")
         self.pass_on()
 
     def pass_on(self) -> None:
@@ -120,26 +106,22 @@ class Queue:
         self.out, self.results, self.say, self.at_once = out, results, say, at_once
         self.file = out / "queue.json"
         self.signals = Signals(say)
-        self.stopped = False
+        self.stopped = False  # by somebody who told a run to stop
         self.shows_runs = False  # whether runs may draw on our terminal; else what they print is in their logs
         self.lock: int | None = None
-        self.access = threading.Lock()  # one thread at a time takes a job, or writes queue.json
+        self.writing = threading.Lock()  # one thread at a time writes queue.json
         choose_machine(jobs[0].config.train)
         self.turns = []
         for job in jobs:
-            folder, record = RunFolder(out / job.name), results / f"{job.name}.json"
+            folder = RunFolder(out / job.name)
             standing = find_standing(job, folder)
-            self.turns.append(Turn(job, folder, record, standing, "done" if standing == "done" else "waiting"))
+            record, state = results / f"{job.name}.json", "done" if standing == "done" else "waiting"
+            self.turns.append(Turn(job, folder, record, standing, state))
         for turn in self.turns:
             refuse_other_record(turn.record, turn.job, turn.folder)
-        self.others: list[dict[str, Any]] = []  # jobs of earlier commands
-        self._remember()
+        self.others = self._remember()
         for line in explain_scaling(jobs):
             say(line)
-
-    @property
-    def standings(self) -> list[Standing]:
-        return [turn.standing for turn in self.turns]
 
     @property
     def exit_code(self) -> int:
@@ -152,46 +134,42 @@ class Queue:
 
     def run(self) -> None:
         """Run every job that is not done, `at_once` at a time. One that fails is noted, and the next has its turn."""
-        with self._own_folder(), self.signals:
-            try:
+        in_use = "is in use by another queue, or by a run that one left behind; wait for its end, or choose another"
+        try:
+            for folder in (self.out, self.results):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.lock = take_lock(self.out / ".queue.lock", f"{str(self.out)!r} {in_use} --out")
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename!r} cannot be written ({error.strerror}); choose another --out or --results"
+            ) from None
+        try:
+            with self.signals, ThreadPoolExecutor(self.at_once) as pool:
                 self._save()
                 for turn in self.turns:  # done, but with other --results, or killed before its record was written
-                    if turn.is_over and not turn.record.is_file():
-                        turn.write_record()
-                waiting = iter(enumerate(self.turns))
-                if self.at_once == 1:
-                    self._work(waiting)
-                else:
-                    with ThreadPoolExecutor(self.at_once) as pool:
-                        for worker in [pool.submit(self._work, waiting) for _ in range(self.at_once)]:
-                            worker.result()
-            except OSError as error:
-                raise TrainingStoppedError(
-                    f"the queue cannot go on in {self.out} ({error.strerror or error}); run the same command again "
-                    "when that is mended"
-                ) from None
+                    if turn.standing == "done" and not turn.record.is_file():
+                        write_record(turn.record, turn.job, turn.folder, at_once=turn.at_once)
+                list(pool.map(self._take, range(len(self.turns))))
+        except OSError as error:
+            raise TrainingStoppedError(
+                f"the queue cannot go on in {self.out} ({error.strerror or error}); run the same command again when "
+                "that is mended"
+            ) from None
+        finally:
+            os.close(self.lock)
+            self.lock = None
 
-    def _work(self, waiting: Iterator[tuple[int, Turn]]) -> None:
-        """Run one job after another, until none is waiting or somebody stops the queue."""
-        while True:
-            with self.access:
-                found = None if self.stopped or self.signals.count else next(waiting, None)
-            if found is None:
-                return
-            try:
-                self._take(*found)
-            except BaseException:
-                self.stopped = True  # the others end with what they are at
-                raise
-
-    def _take(self, number: int, turn: Turn) -> None:
+    def _take(self, number: int) -> None:
+        """Run one job to its end, unless somebody has stopped the queue."""
+        if self.stopped or self.signals.count:
+            return
+        turn = self.turns[number]
         job = turn.job
         title = f"[{number + 1}/{len(self.turns)}] {job.experiment.name}, seed {job.seed}: "
-        if turn.is_over:
+        if turn.standing == "done":
             self.say(title + "done already")
             return
-        steps = "packed rows" if job.schedule.steps is None else f"{job.schedule.steps:,} steps"
-        self.say(title + steps + self._describe_time_left(number))
+        self.say(title + ("packed rows" if job.schedule.steps is None else f"{job.schedule.steps:,} steps"))
         turn.state, turn.reason, turn.at_once = "running", "", self.at_once
         self._save()
         started = time.monotonic()
@@ -199,7 +177,7 @@ class Queue:
         seconds = time.monotonic() - started
         turn.seconds += seconds
         if code == 0 and turn.folder.result_file.is_file():
-            turn.write_record()
+            write_record(turn.record, job, turn.folder, at_once=turn.at_once)
             turn.state = "done"
             self.say(f"{title}done in {describe_seconds(seconds)}")
         elif code in STOPPED or self.signals.count:
@@ -230,68 +208,38 @@ class Queue:
             file.seek(begin)
             return code, file.read().decode("utf-8", errors="replace")
 
-    def _describe_time_left(self, number: int) -> str:
-        """What finished jobs say about the rest, this one included; nothing while none has finished."""
-        finished = [(turn.job.work, turn.seconds) for turn in self.turns if turn.seconds and turn.state == "done"]
-        if not finished:
-            return ""
-        work, seconds = map(sum, zip(*finished, strict=True))
-        left = sum(turn.job.work for turn in self.turns[number:] if not turn.is_over)
-        return f"; about {describe_seconds(seconds / work * left / self.at_once)} left for the queue"
-
     # --- what it tells ----------------------------------------------------------------------------------------
 
-    def plan(self) -> list[dict[str, Any]]:
-        """One object a job: what would run."""
+    def describe(self) -> list[dict[str, Any]]:
+        """One object a job: what runs, how it stands, and the figures of its record where it is done."""
         rows = []
         for turn in self.turns:
-            job, count, schedule = turn.job, count_parameters(turn.job.config.model), turn.job.schedule
-            epochs = job.config.train.epochs if schedule.steps is None else schedule.steps / schedule.steps_an_epoch
-            rows.append(
-                {
-                    "experiment": job.experiment.name,
-                    "seed": job.seed,
-                    "stories": schedule.stories.train,
-                    "epochs": epochs,
-                    "steps": schedule.steps,
-                    "published_steps": job.experiment.steps,
-                    "trainable_parameters": count.trainable,
-                    "total_parameters": count.total,
-                    "standing": turn.standing,
-                    "folder": str(turn.folder),
-                    "command": job.command,
-                }
-            )
-        return rows
-
-    def summarize(self) -> list[dict[str, Any]]:
-        """One object a job: how it stands, and the figures of its record where it is done."""
-        rows = []
-        for turn in self.turns:
-            published = turn.job.experiment.published
-            record = json.loads(turn.record.read_text(encoding="utf-8")) if turn.state == "done" else {}
+            job, published = turn.job, turn.job.experiment.published
+            is_known = turn.state == "done" and turn.record.is_file()
+            record = json.loads(turn.record.read_text(encoding="utf-8")) if is_known else {}
             middle = record["layers"][record["middle_layer"]] if record.get("layers") else {}
             rows.append(
-                {"experiment": turn.job.experiment.name, "seed": turn.job.seed}
-                | {"state": "done already" if turn.is_over else turn.state, "reason": turn.reason}
-                | {name: record.get(name) for name in SUMMARIZED}
+                {"experiment": job.experiment.name, "seed": job.seed, "standing": turn.standing}
+                | {"state": "done already" if turn.standing == "done" else turn.state, "reason": turn.reason}
+                | {"stories": job.schedule.stories.train, "epochs": job.schedule.epochs}
+                | {"published_steps": job.experiment.steps, "folder": str(turn.folder), "command": job.command}
+                | {name: record.get(name) for name in FIGURES}
+                | {"steps": record.get("steps", job.schedule.steps)}
                 | {"gini": middle.get("gini")}
                 | {"published_val_loss": float(published.val_loss) if published and published.val_loss else None}
                 | {"result": str(turn.record) if record else None}
             )
         return rows
 
-    # --- queue.json and the lock ------------------------------------------------------------------------------
-
     def _save(self) -> None:
-        with self.access:
+        with self.writing:
             jobs = [*self.others, *(turn.to_dict() for turn in self.turns)]
-            write_whole(self.file, json.dumps({"format_version": QUEUE_FORMAT, "jobs": jobs}, indent=1) + "\n")
+            write_whole(self.file, json.dumps({"format_version": 1, "jobs": jobs}, indent=1) + "\n")
 
-    def _remember(self) -> None:
-        """Keep what queue.json says of other jobs, and how these ran so far."""
+    def _remember(self) -> list[dict[str, Any]]:
+        """Learn from queue.json how these jobs ran so far; return what it says of jobs of other commands."""
         if not self.file.is_file():
-            return
+            return []
         try:
             known = {job["name"]: job for job in json.loads(self.file.read_text(encoding="utf-8"))["jobs"]}
             for turn in self.turns:
@@ -299,28 +247,7 @@ class Queue:
                 turn.seconds, turn.at_once = float(before.get("seconds", 0.0)), before.get("at_once")
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{str(self.file)!r} is damaged; remove it, the runs themselves are whole") from None
-        self.others = list(known.values())
-
-    @contextmanager
-    def _own_folder(self) -> Iterator[None]:
-        """Make the folder, and keep other queues out of it until this one and its last run have ended."""
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            self.results.mkdir(parents=True, exist_ok=True)
-            self.lock = take_lock(
-                self.out / ".queue.lock",
-                f"{str(self.out)!r} is in use by another queue, or by a run that one left behind; wait for it to end, "
-                "or choose another --out",
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"{error.filename!r} cannot be written ({error.strerror}); choose another --out or --results"
-            ) from None
-        try:
-            yield
-        finally:
-            os.close(self.lock)
-            self.lock = None
+        return list(known.values())
 
 
 def explain_failure(code: int, messages: str) -> str:

@@ -8,14 +8,13 @@ train.max_steps, and the model is evaluated where each published epoch would hav
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from some_moe.config import ConfigError, DataConfig, RunConfig
 from some_moe.data.sources import load_corpus
 
 
-@dataclass(frozen=True)
-class Stories:
+class Stories(NamedTuple):
     """How many stories each split has, cut to the subset sizes."""
 
     train: int
@@ -27,54 +26,52 @@ class Stories:
 class Schedule:
     """When a run ends, and where in it the epochs of the config it was asked for end."""
 
-    stories: Stories
+    asked: RunConfig
+    stories: Stories  # that are there
     steps: int | None  # None where rows are packed: their number is known only once they are filled
     steps_an_epoch: int  # with the stories that are there
-    asked_stories: int | None  # training stories of a full epoch; None is all there are
-    asked_valid: int | None
-    asked_epochs: int
     asked_steps_an_epoch: int
     scaled: bool
     epoch_ends: tuple[int, ...]  # the step at which each epoch asked for ends; empty where steps is None
 
+    @property
+    def epochs(self) -> float:
+        """How often the stories that are there are read."""
+        return self.asked.train.epochs if self.steps is None else self.steps / self.steps_an_epoch
+
     def describe_scaling(self) -> dict[str, Any] | None:
         """The figures of a scaled run, for its record; None where nothing was scaled."""
-        if not self.scaled or self.steps is None:
+        if not self.scaled:
             return None
         return {
             "stories": self.stories.train,
-            "published_stories": self.asked_stories,
-            "epochs": self.steps / self.steps_an_epoch,
-            "published_epochs": self.asked_epochs,
+            "published_stories": self.asked.data.train_subset_size,
+            "epochs": self.epochs,
+            "published_epochs": self.asked.train.epochs,
             "steps_an_epoch": self.steps_an_epoch,
             "published_steps_an_epoch": self.asked_steps_an_epoch,
         }
 
     def explain(self) -> str:
         """One sentence on how the data differs from what was asked for; "" where it does not."""
-        parts = []
-        if self.scaled and self.steps is not None:
+        parts, data = [], self.asked.data
+        if self.scaled:
             parts.append(
-                f"{self.stories.train:,} training stories instead of {self.asked_stories:,}, so "
-                f"{self.steps / self.steps_an_epoch:.2f} epochs of {self.steps_an_epoch:,} steps instead of "
-                f"{self.asked_epochs} of {self.asked_steps_an_epoch:,} make the same {self.steps:,} steps"
+                f"{self.stories.train:,} training stories instead of {data.train_subset_size:,}, so "
+                f"{self.epochs:.2f} epochs of {self.steps_an_epoch:,} steps instead of {self.asked.train.epochs} of "
+                f"{self.asked_steps_an_epoch:,} make the same {self.steps:,} steps"
             )
-        if self.asked_valid is not None and self.stories.valid < self.asked_valid:
-            parts.append(f"validation on {self.stories.valid:,} of {self.asked_valid:,} stories")
+        if data.val_subset_size is not None and self.stories.valid < data.val_subset_size:
+            parts.append(f"validation on {self.stories.valid:,} of {data.val_subset_size:,} stories")
         return "; ".join(parts)
 
 
 def count_stories(data: DataConfig) -> Stories:
     """Read the source and count what a run with this config would get. Each source is read once."""
-    if data.source == "stories":  # as many are told as are asked for, but for repeats
-        return _count(data.source, data.separator, data.train_subset_size, data.val_subset_size)
-    there = _count(data.source, data.separator, None, None)
-
-    def cut(stories: int, size: int | None) -> int:
-        return stories if size is None else min(stories, size)
-
-    held_out = data.val_subset_size
-    return Stories(cut(there.train, data.train_subset_size), cut(there.valid, held_out), cut(there.test, held_out))
+    sizes = (data.train_subset_size, data.val_subset_size, data.val_subset_size)
+    # Generated stories are as many as are asked for, but for repeats; of others all are counted once, then cut.
+    there = _count(data.source, data.separator, *(sizes[:2] if data.source == "stories" else (None, None)))
+    return Stories(*(count if size is None else min(count, size) for count, size in zip(there, sizes, strict=True)))
 
 
 @cache
@@ -86,8 +83,7 @@ def _count(source: str, separator: str, train_size: int | None, val_size: int | 
 
 def scale(config: RunConfig, stories: Stories) -> tuple[RunConfig, Schedule]:
     """Fit a config to the stories that are there; return it with its schedule."""
-    data, train = config.data, config.train
-    rows = config.rows_a_step
+    data, rows, eval_every = config.data, config.rows_a_step, config.train.eval_every
     steps_an_epoch = stories.train // rows
     packed = data.batching == "packed"
     if steps_an_epoch == 0 and not packed:
@@ -97,29 +93,22 @@ def scale(config: RunConfig, stories: Stories) -> tuple[RunConfig, Schedule]:
         )
     asked_stories = stories.train if data.train_subset_size is None else data.train_subset_size
     asked_steps_an_epoch, steps = asked_stories // rows, config.count_steps(asked_stories)
-    scaled = not packed and steps_an_epoch != asked_steps_an_epoch
     schedule = Schedule(
+        asked=config,
         stories=stories,
         steps=None if packed else steps,
         steps_an_epoch=steps_an_epoch,
-        asked_stories=data.train_subset_size,
-        asked_valid=data.val_subset_size,
-        asked_epochs=train.epochs,
         asked_steps_an_epoch=asked_steps_an_epoch,
-        scaled=scaled,
+        scaled=not packed and steps_an_epoch != asked_steps_an_epoch,
         # Each full epoch's last step, and that of a last one which max_steps cuts short.
         epoch_ends=() if packed else (*range(asked_steps_an_epoch, steps, asked_steps_an_epoch), steps),
     )
-    if not scaled:
+    if not schedule.scaled:
         return config, schedule
-    if train.eval_every and asked_steps_an_epoch % train.eval_every:
+    if eval_every and asked_steps_an_epoch % eval_every:
         raise ConfigError(
-            f"train.eval_every {train.eval_every} passes over the ends of the published epochs of "
-            f"{asked_steps_an_epoch} steps; leave it out, or give a divisor of {asked_steps_an_epoch}"
+            f"train.eval_every {eval_every} passes over the ends of the published epochs of {asked_steps_an_epoch} "
+            f"steps; leave it out, or give a divisor of {asked_steps_an_epoch}"
         )
-    changes = {
-        "train.epochs": math.ceil(steps / steps_an_epoch),
-        "train.max_steps": steps,
-        "train.eval_every": train.eval_every or asked_steps_an_epoch,
-    }
-    return config.override(changes), schedule
+    changes = {"train.epochs": math.ceil(steps / steps_an_epoch), "train.max_steps": steps}
+    return config.override(changes | {"train.eval_every": eval_every or asked_steps_an_epoch}), schedule

@@ -23,10 +23,9 @@ class Board:
         step = figures["step"]
         if self.writer is None:
             self.writer = self.make_writer(str(self.path), purge_step=step)
-        for name, value in figures.items():
+        usage = ("gini", "entropy_bits", "experts_used")
+        layers = {f"layer {a['layer']}/{name}": a[name] for a in figures.get("layers", ()) for name in usage}
+        for name, value in (figures | layers).items():
             if isinstance(value, int | float) and name != "step":
                 self.writer.add_scalar(name, value, step)
-        for layer in figures.get("layers", ()):
-            for name in ("gini", "entropy_bits", "experts_used"):
-                self.writer.add_scalar(f"layer {layer['layer']}/{name}", layer[name], step)
         self.writer.flush()

@@ -216,9 +216,9 @@ def test_b3_leaves_fifteen_experts_unused() -> None:
 
 def test_traces_of_a1_are_kept_in_their_order() -> None:
     traces = get_figures("A1").traces
-    assert Trace("lived", 4, (55, 20, 23, 1)) in traces
-    assert Trace("a", 4, (1, 23, 20, 55)) in traces
-    assert Trace("lived", 1, (39, 43, 30, 42)) in traces
+    assert Trace(token="lived", layer=4, experts=(55, 20, 23, 1)) in traces
+    assert Trace(token="a", layer=4, experts=(1, 23, 20, 55)) in traces
+    assert Trace(token="lived", layer=1, experts=(39, 43, 30, 42)) in traces
     assert {t.token for t in traces if t.layer == 7} == {"lived", "in", "a", "was", "and", "to", "his", "day"}
 
 

@@ -5,54 +5,25 @@ All is checked as it is read, and what is wrong with an entry is said with its n
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from some_moe.config import Config, ConfigError, RunConfig, did_you_mean
-from some_moe.lab.registry.records import Epoch, Experiment, Published, Source, Trace
+from some_moe.lab.registry.records import Epoch, Experiment, Published, Source
 
 FIELDS = dict.fromkeys(RunConfig.field_names())
-EPOCH = [one.name for one in fields(Epoch)]
-DEFAULTS = Experiment(name="", series="", title="", config=RunConfig(), source=Source(""))
+EPOCH = list(Epoch.model_fields)
+DEFAULTS = Experiment(name="", series="", title="", config=RunConfig(), source=Source())
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where that is installed
 T = TypeVar("T")
-
-
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML, read in C where that is installed. A key that is there twice is refused."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.flat: set[yaml.MappingNode] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put into a mapping what it merges (<<), once: from then on it may hold a key beside its replacement."""
-        if node in self.flat:
-            return
-        self.flat.add(node)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise ConfigError(f"{key.value!r} is there twice, the second time in line {key.start_mark.line + 1}")
-            seen.add(key.value)
-        super().flatten_mapping(node)
 
 
 def flatten(lines: Any) -> list[Any]:
     """Take apart the lists within a list, by which entries share some of their lines."""
     return [line for part in lines for line in flatten(part)] if isinstance(lines, list) else [lines]
-
-
-def expect_fields(record: type, values: Any) -> Any:
-    """Refuse what is no field of a record."""
-    names = [one.name for one in fields(record)]
-    for name in values if isinstance(values, dict) else ():
-        if name not in names:
-            raise ConfigError(f"{name} is not a field{did_you_mean(str(name), names)}")
-    return values
 
 
 def read_epochs(table: str) -> list[dict[str, str | None]]:
@@ -66,12 +37,11 @@ def read_epochs(table: str) -> list[dict[str, str | None]]:
 
 def read_published(values: Any) -> Any:
     """Take the figures of the last epoch for the final ones, where no others are given."""
-    if not isinstance(expect_fields(Published, values), dict):
+    if not isinstance(values, dict):
         return values
     epochs = read_epochs(str(values.get("epochs", "")))
     final = {name: text for name, text in epochs[-1].items() if name != "epoch"} if epochs else {}
-    traces = [expect_fields(Trace, trace) for trace in values.get("traces", ())]
-    return final | values | {"epochs": epochs, "traces": traces}
+    return final | values | {"epochs": epochs}
 
 
 Lines = Annotated[tuple[str, ...], BeforeValidator(flatten)]
@@ -101,7 +71,7 @@ class Series(Config):
 class File(Config):
     """One file. Its sources and bases are known in all files after it too."""
 
-    sources: dict[str, Annotated[Source, BeforeValidator(partial(expect_fields, Source))]] = Field(default_factory=dict)
+    sources: dict[str, Source] = Field(default_factory=dict)
     shared: dict[str, Any] = Field(default_factory=dict)
     bases: dict[str, dict[str, Any]] = Field(default_factory=dict)
     series: dict[str, Series] = Field(default_factory=dict)
@@ -134,11 +104,7 @@ class Catalogue:
         """Add the file `name`, and return its experiments in their order."""
         num_known = len(self.experiments)
         with naming(name):
-            try:
-                file = File(**yaml.load(text, Loader))
-            except yaml.MarkedYAMLError as error:
-                line = error.problem_mark.line + 1 if error.problem_mark else 1
-                raise ConfigError(f"line {line} is not valid YAML: {error.problem}") from None
+            file = File(**yaml.load(text, LOADER))
             self.sources.update(file.sources)
             for base, values in file.bases.items():
                 with naming(base):
@@ -170,7 +136,7 @@ class Catalogue:
             series=series,
             title=entry.title,
             config=base.config.override({"name": name, "experiment": name, **entry.changes}),
-            source=find("source", entry.source, self.sources) if series else Source(""),
+            source=find("source", entry.source, self.sources) if series else Source(),
             published=entry.published,
             assumed=tuple(one for one in FIELDS if one in assumed.union(entry.assumed)),
             notes=entry.notes,

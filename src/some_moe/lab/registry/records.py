@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PlainSerializer
 
-from some_moe.config import RunConfig
+from some_moe.config import Config, RunConfig
 from some_moe.config.parameters import ParameterCount, count_parameters
 
 
@@ -18,20 +18,18 @@ def check_figure(text: object) -> object:
     return text
 
 
-Figure = Annotated[Decimal | None, BeforeValidator(check_figure)]
+Figure = Annotated[Decimal | None, BeforeValidator(check_figure), PlainSerializer(float, when_used="json-unless-none")]
 """As it was printed. None stands for a figure that was not printed."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Config):
     """Where a run is described: the report, and the files that the reports' index names for it."""
 
-    report: str
+    report: str = ""
     files: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Epoch:
+class Epoch(Config):
     """One published epoch."""
 
     epoch: int
@@ -42,8 +40,7 @@ class Epoch:
     entropy_bits: Figure = None
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(Config):
     """The experts that one token chose in one layer, in the printed order."""
 
     token: str
@@ -51,8 +48,7 @@ class Trace:
     experts: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published:
+class Published(Config):
     """The printed figures of a run, digit for digit.
 
     The losses are as their report counts them: the reports v2 to v4 average over padding, so theirs are not

@@ -7,7 +7,12 @@ from some_moe.config import ConfigError
 from some_moe.lab.registry import BASELINES, EXPERIMENTS, PUBLISHED, STUDIES, find_experiment, group_by_series
 from some_moe.lab.registry.records import Experiment
 
-STUDY_PREFIX = "Studies: "
+GROUPS: dict[str, Sequence[Experiment]] = {
+    # "a" stands for the series "A (v4)", "depth and collapse" for "Studies: depth and collapse"
+    name.casefold(): experiments
+    for series, experiments in group_by_series().items()
+    for name in (series, series.removeprefix("Studies: ").partition(" (")[0])
+} | {"published": PUBLISHED, "studies": STUDIES, "baselines": BASELINES, "all": EXPERIMENTS}
 
 
 def select_experiments(words: Iterable[str]) -> list[Experiment]:
@@ -17,23 +22,13 @@ def select_experiments(words: Iterable[str]) -> list[Experiment]:
 
 
 def _expand(word: str) -> Sequence[Experiment]:
-    groups = _name_groups()
-    if word.casefold() in groups:
-        return groups[word.casefold()]
+    if word.casefold() in GROUPS:
+        return GROUPS[word.casefold()]
     try:
         return (find_experiment(word),)
     except ConfigError:
         # A misspelt group is taken for one only where it is nearer than any experiment would be.
-        near = difflib.get_close_matches(word.casefold(), groups, n=1, cutoff=0.75)
+        near = difflib.get_close_matches(word.casefold(), GROUPS, n=1, cutoff=0.75)
         if not near or len(near[0]) < 3:
             raise
         raise ConfigError(f"{word!r} is neither an experiment nor a series; did you mean {near[0]!r}?") from None
-
-
-def _name_groups() -> dict[str, Sequence[Experiment]]:
-    """Return {name in lower case: experiments}: "a" for the series "A (v4)", and the four groups above all series."""
-    groups: dict[str, Sequence[Experiment]] = {}
-    for series, experiments in group_by_series().items():
-        short = series.removeprefix(STUDY_PREFIX).partition(" (")[0]
-        groups |= {series.casefold(): experiments, short.casefold(): experiments}
-    return groups | {"published": PUBLISHED, "studies": STUDIES, "baselines": BASELINES, "all": EXPERIMENTS}
