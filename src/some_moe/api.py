@@ -8,7 +8,7 @@ from some_moe.training.run_folder import ReadOnlyFolder, RunFolder, find_checkpo
 from some_moe.training.runs import Run
 
 if TYPE_CHECKING:
-    from some_moe.parallel.distributed import Team
+    from some_moe.parallel.process_group import ProcessGroup
     from some_moe.sinks.display import Display
     from some_moe.training.loop import Trainer
 
@@ -30,22 +30,22 @@ def train(
     checkpoint to continue. init_from: a run or checkpoint whose weights and keys to begin with. display: True chooses
     what suits the terminal, False says nothing.
     """
-    from some_moe.parallel.distributed import Team
+    from some_moe.parallel.process_group import ProcessGroup
     from some_moe.sinks.display import Display, choose_display
 
     if isinstance(config, str | Path):
         config = find_config(config)
     if not isinstance(display, Display):
         display = choose_display() if display else Display()
-    with Team.from_environment() as team:
+    with ProcessGroup.from_environment() as group:
         folder, place = find_folder(out, config, resume)
-        if not team.leads:
+        if not group.is_main:
             folder, display = ReadOnlyFolder(folder.path), Display()
         if resume is not None and folder.exists():
-            return _resume(folder, place, config, init_from, display, team)
+            return _resume(folder, place, config, init_from, display, group)
         if config is None:
             raise ConfigError("a new run needs a config; give a RunConfig, a preset such as demo, or a config.yaml")
-        return _start(folder, config, init_from, display, team)
+        return _start(folder, config, init_from, display, group)
 
 
 def find_config(config: str | Path) -> RunConfig:
@@ -68,15 +68,17 @@ def find_folder(
     return RunFolder(out or f"runs/{(config or RunConfig()).name}"), None
 
 
-def _start(folder: RunFolder, config: RunConfig, init_from: str | Path | None, display: "Display", team: "Team") -> Run:
+def _start(
+    folder: RunFolder, config: RunConfig, init_from: str | Path | None, display: "Display", group: "ProcessGroup"
+) -> Run:
     from some_moe.training.environment import command_line
     from some_moe.training.loop import start
     from some_moe.training.machine import settle_experts
 
     config = settle_experts(config)
     source = None if init_from is None else find_checkpoint(init_from)
-    with team.setting_up():
-        trainer = start(config, folder, display, command_line(), source, team)
+    with group.setting_up():
+        trainer = start(config, folder, display, command_line(), source, group)
     return _finish(trainer)
 
 
@@ -86,7 +88,7 @@ def _resume(
     config: RunConfig | None,
     init_from: str | Path | None,
     display: "Display",
-    team: "Team",
+    group: "ProcessGroup",
 ) -> Run:
     from some_moe.training.loop import resume
 
@@ -102,8 +104,8 @@ def _resume(
     if finished is not None and place is None:
         display.say(f"{folder} is finished already")
         return Run(folder.path, saved, result=finished)
-    with team.setting_up():
-        trainer = resume(folder, display, place or folder.newest_checkpoint(), team)
+    with group.setting_up():
+        trainer = resume(folder, display, place or folder.newest_checkpoint(), group)
     display.say(f"resuming {folder} at step {trainer.progress.step} of {trainer.total_steps}")
     return _finish(trainer)
 
@@ -125,7 +127,7 @@ def _finish(trainer: "Trainer") -> Run:
     from some_moe.training.loop import train
 
     data, display = trainer.dataset, trainer.display
-    device = trainer.team.describe(trainer.machine.describe())
+    device = trainer.group.describe(trainer.machine.describe())
     trainable, total = trainer.model.count_parameters()
     ids = len(data.train.ids)
     display.say(

@@ -103,7 +103,7 @@ def test_of_two_starts_in_one_folder_the_first_has_it(tmp_path: Path, monkeypatc
         monkeypatch.undo()
         first.append(begin(path, CONFIG.override({"name": "first"})))
 
-    monkeypatch.setattr(Trainer, "verify_team", start_meanwhile)
+    monkeypatch.setattr(Trainer, "verify_group", start_meanwhile)
     with pytest.raises(ConfigError, match="another process is training in"):
         begin(path)
     first[0].folder.release()

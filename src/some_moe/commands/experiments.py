@@ -41,11 +41,11 @@ def run_experiments(arguments: list[str]) -> int:
     seeds = read_numbers("--seeds", options.seeds, what="seed", example="0,1,2")
     overrides = read_overrides(settings, options.data)
 
+    from some_moe.config import TrainingStoppedError
     from some_moe.lab.jobs import make_jobs
     from some_moe.lab.queue import Queue
     from some_moe.lab.queue_table import format_plan, format_summary
     from some_moe.layout import Style
-    from some_moe.training.stopping import TrainingStoppedError
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if options.json else sys.stdout, flush=True)

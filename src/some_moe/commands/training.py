@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 
 from some_moe.cli import BAD_INPUT, Parser, UsageError, on_terminal, suggest, terminal_width, write, write_json
-from some_moe.config import Config, ConfigError, RunConfig
+from some_moe.config import Config, ConfigError, RunConfig, TrainingStoppedError
 from some_moe.config.base import field_docs
 
 INTERRUPTED = 130
@@ -136,7 +136,6 @@ def train_from_arguments(arguments: list[str]) -> int:
     from some_moe.api import find_folder, train
     from some_moe.commands.tables import format_result
     from some_moe.layout import Style
-    from some_moe.training.stopping import TrainingStoppedError
 
     folder, _ = find_folder(options.out, config, options.resume)
     if options.resume and folder.exists() and not (options.preset or options.config):

@@ -25,6 +25,14 @@ class ConfigError(ValueError):
     """A setting that cannot be used. Its message is one sentence that names the value and the cure."""
 
 
+class TrainingStoppedError(RuntimeError):
+    """The run ended before its time. Its message says what happened and how to go on; `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def did_you_mean(word: str, choices: list[str]) -> str:
     """Return a hint such as "; did you mean 'top_k'?", or "" when nothing is near."""
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
 
-from some_moe.config import ConfigError
+from some_moe.config import ConfigError, TrainingStoppedError
 from some_moe.config.parameters import count_parameters
 from some_moe.files import write_whole
 from some_moe.lab.estimate import describe_seconds
@@ -29,7 +29,6 @@ from some_moe.lab.measured import refuse_other_record, write_record
 from some_moe.training.lock import take_lock
 from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import RunFolder
-from some_moe.training.stopping import TrainingStoppedError
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 State = Literal["waiting", "running", "done", "failed", "interrupted"]

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from some_moe.config import ConfigError, RunConfig
+from some_moe.config import ConfigError, RunConfig, TrainingStoppedError
 from some_moe.data.batches import Batches
 from some_moe.data.dataset import Dataset, prepare
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.hashing import derive_key
 from some_moe.metrics.usage import gini
-from some_moe.parallel.distributed import ALONE, Team, TeamError, digest_tensors
+from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
 from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
 from some_moe.training.checkpoint import (
@@ -37,7 +37,7 @@ from some_moe.training.run_folder import RunFolder
 from some_moe.training.samples import sample_text
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
-from some_moe.training.stopping import Interrupts, TrainingStoppedError
+from some_moe.training.stopping import Interrupts
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Progress:
 
 
 class Trainer:
-    """One run from its config to its result; in a team, every process has one, and they go in step."""
+    """One run from its config to its result; in a process group, every process has one, and they go in step."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class Trainer:
         folder: RunFolder,
         display: Display,
         tokenizer: Tokenizer | None = None,
-        team: Team = ALONE,
+        group: ProcessGroup = SINGLE,
     ) -> None:
-        self.config, self.folder, self.display, self.team = config, folder, display, team
-        self.machine: Machine = choose_machine(config.train, team)
+        self.config, self.folder, self.display, self.group = config, folder, display, group
+        self.machine: Machine = choose_machine(config.train, group)
         rows_a_step = config.rows_a_step
-        team.refuse_uneven(rows_a_step)
-        team.join(self.machine.device)
-        with team.one_goes_first():
+        group.refuse_uneven(rows_a_step)
+        group.join(self.machine.device)
+        with group.one_goes_first():
             self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer)
         self.token_bytes = self.dataset.tokenizer.token_bytes()
         self.batches = Batches(
@@ -91,17 +91,17 @@ class Trainer:
         self.steps_an_epoch = len(self.batches)
         self.total_steps = config.count_steps(self.batches.num_rows)
         self.model = self.machine.make_model(config)
-        self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, team)
+        self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
         self.optimizer = self.stepper.optimizer
         self.libraries = describe_libraries(self.model)
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
-        self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and team.leads else None
+        self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and group.is_main else None
         self.last_valid: Evaluation | None = None  # of the last step evaluated, which ends every run
         self.saved_step: int | None = None
-        self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not team.alone)
-        self.interrupted = False  # in this process or another of the team
+        self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not group.is_single)
+        self.interrupted = False  # in this process or another of the group
         self.pending_metrics: list[
             tuple[Tensor, Tensor]
         ] = []  # loss and gradient norm of the steps since the last look
@@ -113,21 +113,21 @@ class Trainer:
         """Write a checkpoint, unless this step has one; then remove what is no longer needed."""
         if self.saved_step == self.progress.step:
             return
-        self.verify_team()
-        if self.team.leads:
+        self.verify_group()
+        if self.group.is_main:
             state = asdict(self.progress) | {"libraries": self.libraries, "data_digest": self.dataset.digest}
             extra = {"epoch_counts": self.epoch_counts}
             save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
             prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
         self.saved_step = self.progress.step
-        self.team.meet()  # a process that ended now would have the one that writes killed
+        self.group.barrier()  # a process that ended now would have the one that writes killed
 
-    def verify_team(self) -> None:
-        """Go on only if every process of a team holds the same."""
-        if not self.team.alone:
+    def verify_group(self) -> None:
+        """Go on only if every process of a group holds the same."""
+        if not self.group.is_single:
             tensors = digest_tensors(self.model.state_dict())
             held = {"settings": self.config.to_yaml(), "data": self.dataset.digest, "experts": str(self.libraries)}
-            self.team.verify(held | {"parameters and keys": tensors})
+            self.group.verify(held | {"parameters and keys": tensors})
 
     def restore(self, place: Path) -> None:
         """Continue from a checkpoint, to the same bits as if nothing had happened."""
@@ -168,7 +168,7 @@ class Trainer:
                     self.display.advance(progress.step)
                     # --- now and then ---
                     if self.should_sync(progress.step):
-                        self.interrupted = self.team.any(self.interrupts.noted)  # nobody stops alone
+                        self.interrupted = self.group.any(self.interrupts.noted)  # nobody stops alone
                         self.read_pending(result)
                         self.run_periodic(epoch)
                         self.clock = time.perf_counter()
@@ -182,8 +182,8 @@ class Trainer:
         periods = (config.log_every, config.snapshot_every, config.sample_every, config.eval_every, config.save_every)
         due = any(every > 0 and step % every == 0 for every in periods)
         ends = step % self.steps_an_epoch == 0 or step == self.total_steps
-        # A team looks at the same steps in every process, whichever of them was interrupted.
-        asked = self.interrupts.noted and self.team.alone
+        # A group looks at the same steps in every process, whichever of them was interrupted.
+        asked = self.interrupts.noted and self.group.is_single
         return due or ends or asked or self.machine.device.type == "cpu"
 
     def read_pending(self, result: StepResult) -> None:
@@ -256,7 +256,7 @@ class Trainer:
         rows = getattr(self.dataset, split)
         # Compiling the forward pass alone, for every length, would cost more than it saves here.
         with torch.compiler.set_stance("force_eager"):
-            return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, team=self.team)
+            return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, group=self.group)
 
     def finish(self) -> dict[str, Any]:
         """Report by test, on the checkpoint that valid chose, and write result.json."""
@@ -269,7 +269,7 @@ class Trainer:
             load_model(best, self.model, read_state(best))
             test_best = self.measure("test")
             self.model.load_state_dict(last)
-        device, digest = self.team.describe(self.machine.describe()), self.dataset.digest
+        device, digest = self.group.describe(self.machine.describe()), self.dataset.digest
         result = make_result(self.config, self.model, asdict(progress), valid, test_best, test_last, device, digest)
         self.folder.write_result(result)
         return result
@@ -286,7 +286,7 @@ class Trainer:
 
     def sample(self) -> None:
         config = self.config.train
-        if config.sample_tokens and self.team.leads:
+        if config.sample_tokens and self.group.is_main:
             tokenizer, seed = self.dataset.tokenizer, derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
             with torch.compiler.set_stance("force_eager"):
                 text = sample_text(self.model, tokenizer, config.sample_prompt, config.sample_tokens, seed=seed)
@@ -347,32 +347,32 @@ def start(
     display: Display,
     command: str,
     init_from: Path | None = None,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Trainer:
     """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with."""
     folder.refuse_if_used()
     tokenizer = None if init_from is None else RunFolder(init_from.parent.parent).read_tokenizer()
-    trainer = Trainer(config, folder, display, tokenizer, team)
+    trainer = Trainer(config, folder, display, tokenizer, group)
     if init_from is not None:
         load_model(init_from, trainer.model, read_state(init_from))
-    trainer.verify_team()
+    trainer.verify_group()
     with folder.claim(), folder.writing():
-        folder.create(trainer.dataset.tokenizer.to_json(), command, team.describe(trainer.machine.describe()))
+        folder.create(trainer.dataset.tokenizer.to_json(), command, group.describe(trainer.machine.describe()))
         if init_from is not None:
             trainer.save()  # a run that dies early begins again with these weights, not with the seed's
         folder.write_config(config)
     return trainer
 
 
-def resume(folder: RunFolder, display: Display, place: Path | None, team: Team = ALONE) -> Trainer:
+def resume(folder: RunFolder, display: Display, place: Path | None, group: ProcessGroup = SINGLE) -> Trainer:
     """Continue a run from a checkpoint, or from its beginning where it has none yet."""
     with folder.claim():
-        trainer = Trainer(folder.read_config(), folder, display, folder.read_tokenizer(), team)
+        trainer = Trainer(folder.read_config(), folder, display, folder.read_tokenizer(), group)
         if place is None:
             folder.cut_back(-1)
         else:
             trainer.restore(place)
-        trainer.verify_team()
+        trainer.verify_group()
     return trainer
 
 
@@ -381,9 +381,9 @@ def train(trainer: Trainer) -> dict[str, Any]:
     try:
         with trainer.display:
             return trainer.run()
-    except TeamError as error:
+    except ProcessGroupError as error:
         kept = trainer.folder.describe_newest("whole")
-        raise TeamError(f"{error}; {kept}; continue with --resume auto") from None
+        raise ProcessGroupError(f"{error}; {kept}; continue with --resume auto") from None
     except OSError as error:
         kept = trainer.folder.describe_newest("whole")
         raise TrainingStoppedError(

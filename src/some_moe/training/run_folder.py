@@ -199,7 +199,7 @@ class RunFolder:
 
 
 class ReadOnlyFolder(RunFolder):
-    """The run folder for the processes of a team that do not lead it: they read, and what they write is dropped."""
+    """The run folder for all processes but the main one: they read, and what they write is dropped."""
 
     @contextmanager
     def claim(self) -> Iterator[None]:
