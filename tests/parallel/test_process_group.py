@@ -50,7 +50,7 @@ class Members:
         self.cache = cache
 
     def run(self, job: str, place: Path, *, frozen: bool = False, **options: Any) -> list[int | None]:
-        """Run a job of group_member.py in both; return their exit codes. `frozen`: the second will not end by itself."""
+        """Run a job of group_member.py in both, for their exit codes. `frozen`: the second will not end by itself."""
         place.mkdir(exist_ok=True)
         shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
         shared |= {"MASTER_PORT": str(free_port()), "SOME_CACHE": str(self.cache)}

@@ -168,8 +168,8 @@ class ProcessGroup:
     def refuse_uneven(self, rows_a_step: int) -> None:
         if rows_a_step % self.world_size:
             raise ConfigError(
-                f"a step of {rows_a_step} rows cannot be shared equally by {self.world_size} processes; make data.batch_size "
-                f"a multiple of {self.world_size}, or start another number of them"
+                f"a step of {rows_a_step} rows cannot be shared equally by {self.world_size} processes; make "
+                f"data.batch_size a multiple of {self.world_size}, or start another number of them"
             )
 
     def share(self, batch: Batch, *, keep_length: bool) -> Batch:

@@ -111,8 +111,8 @@ def take_own_gpu(device: torch.device, group: ProcessGroup) -> torch.device:
         raise ConfigError(f"train.device '{device}' is one GPU for {group.world_size} processes; use auto, cuda or cpu")
     if group.local_world_size > torch.cuda.device_count():
         raise ConfigError(
-            f"{group.local_world_size} processes were started on this machine, but torch sees {torch.cuda.device_count()} "
-            "GPUs; start one process a GPU, or use --train.device cpu"
+            f"{group.local_world_size} processes were started on this machine, but torch sees "
+            f"{torch.cuda.device_count()} GPUs; start one process a GPU, or use --train.device cpu"
         )
     return torch.device("cuda", group.local_rank)
 
