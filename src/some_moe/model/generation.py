@@ -33,23 +33,16 @@ def generate_tokens(
     top_p: float = 1.0,
     stop: int | None = None,
     generator: torch.Generator | None = None,
-    use_cache: bool = True,
 ) -> Iterator[Tensor]:
-    """Continue prompt (B, T), yielding one token a row (B,) at a time, until every row has made `stop`.
-
-    With the cache each token is computed once; without it everything is computed again, to the same tokens.
-    """
+    """Continue prompt (B, T), yielding one token a row (B,) at a time, until every row has made `stop`."""
     if prompt.shape[1] == 0:
         raise ValueError("the prompt is empty; start it with at least one token, such as the bos token")
-    cache = None
-    if use_cache:
-        cache = Cache(prompt.shape[1] + max_new_tokens)
-    tokens, fresh = prompt, prompt
+    cache = Cache(prompt.shape[1] + max_new_tokens)
     done = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
+    fresh = prompt
     for _ in range(max_new_tokens):
-        read = fresh if use_cache else tokens
-        info = TokenInfo.of(read.shape, read.device, ids=read, sums=False)
-        logits = model(read, info, cache=cache).logits[:, -1]
+        info = TokenInfo.of(fresh.shape, fresh.device, ids=fresh, sums=False)
+        logits = model(fresh, info, cache=cache).logits[:, -1]
         chosen = choose_token(logits, temperature, top_p, generator)
         yield chosen
         if stop is not None:
@@ -57,11 +50,3 @@ def generate_tokens(
             if bool(done.all()):
                 return
         fresh = chosen[:, None]
-        tokens = torch.cat((tokens, fresh), dim=1)
-
-
-@torch.no_grad()
-def generate(model: SomeLM, prompt: Tensor, max_new_tokens: int, **options: object) -> Tensor:
-    """Return prompt (B, T) with its continuation; see `generate_tokens`."""
-    new = list(generate_tokens(model, prompt, max_new_tokens, **options))  # type: ignore[arg-type]
-    return torch.cat((prompt, torch.stack(new, dim=1)), dim=1) if new else prompt

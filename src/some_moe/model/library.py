@@ -1,6 +1,7 @@
 """The expert library: E small feed-forward networks, made from a number, that a layer's tokens share."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class ExpertLibrary(nn.Module):
                 )
 
     def weights(self) -> ExpertWeights:
-        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias)
+        return ExpertWeights(**{name: getattr(self, name) for name in self.matrices()})
 
     def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
         """x (N, D), experts (N, K) int64, gates (N, K) → the gated sum (N, D) of the experts' outputs."""
@@ -129,7 +130,7 @@ class LoraLibrary(ExpertLibrary):
 
     def weights(self) -> ExpertWeights:
         lora = LoraWeights(up_in=self.up_in, up_out=self.up_out, down_in=self.down_in, down_out=self.down_out)
-        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias, lora=lora)
+        return replace(super().weights(), lora=lora)
 
 
 class GainLibrary(ExpertLibrary):
@@ -140,7 +141,7 @@ class GainLibrary(ExpertLibrary):
         self.gain = nn.Parameter(torch.ones_like(self.up_bias, dtype=torch.float32))
 
     def weights(self) -> ExpertWeights:
-        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias, gain=self.gain)
+        return replace(super().weights(), gain=self.gain)
 
 
 class SharedDownLibrary(ExpertLibrary):
@@ -153,9 +154,6 @@ class SharedDownLibrary(ExpertLibrary):
     def matrices(self) -> tuple[str, ...]:
         return ("up", "up_bias")
 
-    def weights(self) -> ExpertWeights:
-        return ExpertWeights(up=self.up, up_bias=self.up_bias)
-
     def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
         y: Tensor = self.shared(super().forward(x, experts, gates))
         return y
@@ -163,10 +161,5 @@ class SharedDownLibrary(ExpertLibrary):
 
 def make_library(config: ModelConfig, layer: int, **options: Any) -> ExpertLibrary:
     """Return the library that the config asks for."""
-    if config.trainability == "lora":
-        return LoraLibrary(config, layer, **options)
-    if config.gains:
-        return GainLibrary(config, layer, **options)
-    if config.shared_down:
-        return SharedDownLibrary(config, layer, **options)
-    return ExpertLibrary(config, layer, **options)
+    kind = LoraLibrary if config.trainability == "lora" else GainLibrary if config.gains else ExpertLibrary
+    return (SharedDownLibrary if config.shared_down else kind)(config, layer, **options)

@@ -22,14 +22,7 @@ from some_moe.metrics.usage import gini
 from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
 from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
-from some_moe.training.checkpoint import (
-    describe_libraries,
-    load_model,
-    load_optimizer,
-    prune_checkpoints,
-    read_state,
-    save_checkpoint,
-)
+from some_moe.training import checkpoint
 from some_moe.training.evaluate import Evaluation, evaluate
 from some_moe.training.machine import Machine, choose_machine
 from some_moe.training.result import epoch_record, make_result
@@ -93,7 +86,7 @@ class Trainer:
         self.model = self.machine.make_model(config)
         self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
         self.optimizer = self.stepper.optimizer
-        self.libraries = describe_libraries(self.model)
+        self.libraries = checkpoint.describe_libraries(self.model)
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
@@ -102,9 +95,7 @@ class Trainer:
         self.saved_step: int | None = None
         self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not group.is_single)
         self.interrupted = False  # in this process or another of the group
-        self.pending_metrics: list[
-            tuple[Tensor, Tensor]
-        ] = []  # loss and gradient norm of the steps since the last look
+        self.pending_metrics: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of steps since the last look
         self.clock = 0.0
 
     # --- saving and restoring -------------------------------------------------------------------------------
@@ -117,8 +108,8 @@ class Trainer:
         if self.group.is_main:
             state = asdict(self.progress) | {"libraries": self.libraries, "data_digest": self.dataset.digest}
             extra = {"epoch_counts": self.epoch_counts}
-            save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
-            prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
+            checkpoint.save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
+            checkpoint.prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
         self.saved_step = self.progress.step
         self.group.barrier()  # a process that ended now would have the one that writes killed
 
@@ -131,14 +122,14 @@ class Trainer:
 
     def restore(self, place: Path) -> None:
         """Continue from a checkpoint, to the same bits as if nothing had happened."""
-        state = read_state(place)
+        state = checkpoint.read_state(place)
         if state["data_digest"] != self.dataset.digest:
             raise ConfigError(
                 f"data.source {self.config.data.source!r} has changed since {str(place)!r} was saved; restore the "
                 "data, or start a new run with --init-from"
             )
-        load_model(place, self.model, state)
-        extra = load_optimizer(place, self.model, self.optimizer, ("epoch_counts",))
+        checkpoint.load_model(place, self.model, state)
+        extra = checkpoint.load_optimizer(place, self.model, self.optimizer, ("epoch_counts",))
         self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
         self.progress = Progress(**{name: state[name] for name in asdict(self.progress)})
         self.saved_step = self.progress.step
@@ -190,9 +181,8 @@ class Trainer:
         """Fetch the losses of the steps since the last look; stop at the first that is not a number."""
         progress = self.progress
         first = progress.step - len(self.pending_metrics) + 1
-        figures = torch.stack(
-            [torch.stack((loss.double(), norm.double())) for loss, norm in self.pending_metrics]
-        ).tolist()
+        pairs = [torch.stack((loss.double(), norm.double())) for loss, norm in self.pending_metrics]
+        figures = torch.stack(pairs).tolist()
         self.pending_metrics.clear()
         compiled, self.stepper.compile_seconds = self.stepper.compile_seconds, 0.0
         progress.compile_seconds += compiled
@@ -203,7 +193,7 @@ class Trainer:
             progress.epoch_loss += loss
             progress.epoch_steps += 1
         if progress.step % self.config.train.log_every == 0 or progress.step == self.total_steps:
-            self.log(loss, norm, self.middle_gini(result))
+            self.log(loss, norm, result)
 
     def run_periodic(self, epoch: int) -> None:
         """Snapshot, sample, evaluate and save, where this step asks for it."""
@@ -225,11 +215,8 @@ class Trainer:
             self.save()
         if self.interrupted:
             self.save()
-            raise TrainingStoppedError(
-                f"interrupted at step {step}, which is saved; continue with: "
-                f"some train --out {self.folder} --resume auto",
-                code=130,
-            )
+            again = f"some train --out {self.folder} --resume auto"
+            raise TrainingStoppedError(f"interrupted at step {step}, which is saved; continue with: {again}", code=130)
 
     def evaluate(self, epoch: int, ends_epoch: bool) -> None:
         """Measure on valid, remember the best, and close the books of an epoch that ends."""
@@ -266,7 +253,7 @@ class Trainer:
         best = self.folder.checkpoints / f"step-{progress.best_step}"
         if progress.best_step != progress.step and best.is_dir():
             last = {name: value.clone() for name, value in self.model.state_dict().items()}
-            load_model(best, self.model, read_state(best))
+            checkpoint.load_model(best, self.model, checkpoint.read_state(best))
             test_best = self.measure("test")
             self.model.load_state_dict(last)
         device, digest = self.group.describe(self.machine.describe()), self.dataset.digest
@@ -292,16 +279,11 @@ class Trainer:
                 text = sample_text(self.model, tokenizer, config.sample_prompt, config.sample_tokens, seed=seed)
             self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
 
-    def middle_gini(self, result: Any) -> float | None:
-        """Gini of the middle layer in this step alone: what the bar shows."""
-        if not result.routings:
-            return None
-        return gini(result.routings[len(result.routings) // 2].counts)
-
-    def log(self, loss: float, norm: float, usage: float | None) -> None:
-        progress, config = self.progress, self.config
+    def log(self, loss: float, norm: float, result: StepResult) -> None:
+        progress, config, routings = self.progress, self.config, result.routings
         step = progress.step - 1  # the one that was taken
         speed = progress.tokens / progress.seconds if progress.seconds else 0.0
+        usage = gini(routings[len(routings) // 2].counts) if routings else None  # of this step alone
         record = {
             "step": progress.step,
             "epoch": (progress.step - 1) // self.steps_an_epoch + 1,
@@ -329,9 +311,8 @@ class Trainer:
             text += f" (over padding too: {found.loss_padded:.4f})"
         if found.layers:
             middle = found.layers[len(found.layers) // 2]
-            text += (
-                f", middle layer gini {middle['gini']:.3f}, {middle['experts_used']}/{middle['num_experts']} experts"
-            )
+            used = f"{middle['experts_used']}/{middle['num_experts']} experts"
+            text += f", middle layer gini {middle['gini']:.3f}, {used}"
         return text
 
     def describe_divergence(self, loss: float, norm: float, step: int) -> str:
@@ -354,7 +335,7 @@ def start(
     tokenizer = None if init_from is None else RunFolder(init_from.parent.parent).read_tokenizer()
     trainer = Trainer(config, folder, display, tokenizer, group)
     if init_from is not None:
-        load_model(init_from, trainer.model, read_state(init_from))
+        checkpoint.load_model(init_from, trainer.model, checkpoint.read_state(init_from))
     trainer.verify_group()
     with folder.claim(), folder.writing():
         folder.create(trainer.dataset.tokenizer.to_json(), command, group.describe(trainer.machine.describe()))

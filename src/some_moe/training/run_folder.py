@@ -119,21 +119,16 @@ class RunFolder:
         if self.path.is_file():
             raise ConfigError(f"the output folder {str(self.path)!r} is a file; choose another with --out")
         if not self.is_free():
-            raise ConfigError(
-                f"the output folder {str(self.path)!r} is not empty; continue it with --resume auto, or choose another "
-                "with --out"
-            )
+            cure = "continue it with --resume auto, or choose another with --out"
+            raise ConfigError(f"the output folder {str(self.path)!r} is not empty; {cure}")
 
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Keep other processes out from here on, until `release`, the end of this process, or an error within."""
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = take_lock(
-                self.path / LOCK,
-                f"another process is training in {str(self.path)!r}; wait for it to end, or choose another folder "
-                "with --out",
-            )
+            cure = "wait for it to end, or choose another folder with --out"
+            self.lock = take_lock(self.path / LOCK, f"another process is training in {str(self.path)!r}; {cure}")
         try:
             yield
         except BaseException:
@@ -152,9 +147,9 @@ class RunFolder:
         try:
             yield
         except OSError as error:
+            reason = error.strerror or error
             raise ConfigError(
-                f"the output folder {str(self.path)!r} cannot be written ({error.strerror or error}); choose another "
-                "with --out"
+                f"the output folder {str(self.path)!r} cannot be written ({reason}); choose another with --out"
             ) from None
 
     def create(self, tokenizer_json: str, command: str, device: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import RunConfig
+from some_moe.layout import format_number
 from some_moe.training.run_folder import RunFolder, read_log
 
 if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
@@ -117,14 +118,16 @@ class Run:
         return stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        from some_moe.training.portrait import describe_run
-
-        return describe_run(self)
-
-    def _repr_html_(self) -> str:
-        from some_moe.training.portrait import draw_run
-
-        return draw_run(self)
+        """Name, state, the losses of each epoch, and where everything is."""
+        name, found, where = self.config.name, self.result, f"everything is in {self.path}"
+        if found is None:
+            return f"{name}: training or killed\n{where}"
+        lines = [f"{name}: {found['status']} after {found['steps']:,} steps"]
+        for epoch in found["epochs"]:
+            losses = ((loss, format_number(epoch[loss], ".4f")) for loss in ("train_loss", "val_loss", "perplexity"))
+            figures = ", ".join(f"{loss.replace('_', ' ')} {figure}" for loss, figure in losses)
+            lines.append(f"  epoch {epoch['epoch']}, step {epoch['step']:,}: {figures}")
+        return "\n".join([*lines, f"test loss {format_number(found['test_loss'], '.4f')} nats per token", where])
 
 
 def load(path: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Run:
