@@ -6,18 +6,18 @@ import pytest
 
 from some_moe.data.batches import Batch
 from some_moe.lab import estimate
-from some_moe.model.transformer import SomeLM
 from some_moe.training.machine import settle_experts
+from some_moe.training.step import Stepper
 from tests.shared.tiny import A1, TINY
 
 
 def test_the_timed_step_is_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def look(model: SomeLM, optimizer: Any, batch: Batch, *_: Any, **__: Any) -> None:  # noqa: ARG001
-        seen.append((tuple(batch.inputs.shape), model.checkpoint_activations))
+    def look(self: Stepper, batch: Batch, _: int) -> None:
+        seen.append((tuple(batch.inputs.shape), self.model.checkpoint_activations))
 
-    monkeypatch.setattr(estimate, "train_step", look)
+    monkeypatch.setattr(Stepper, "run_eager", look)
     changes = TINY | {"train.global_batch_tokens": 3 * 8 * 64, "train.checkpoint_activations": True}
     config = settle_experts(A1.config.override(changes | {"data.train_subset_size": 48}))
     printed = estimate.estimate(config)

@@ -1,25 +1,23 @@
-"""Positions and rotary angles from the table are those made anew."""
+"""Rotary angles turn by relative position: what attention sees depends on distance alone."""
 
 import pytest
 import torch
 
-from some_moe.model.attention import plain_positions, rotary_angles
-
-CPU = torch.device("cpu")
+from some_moe.model.attention import rotary_angles, rotate
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 5), (0, 64), (0, 768), (3, 4), (17, 900), (511, 513)])
 @pytest.mark.parametrize("width", [12, 48, 64])
-def test_the_table_gives_the_bits_and_strides_of_what_is_made_anew(start: int, end: int, width: int) -> None:
-    expected = torch.arange(start, end)[None]
-    positions, rotation = plain_positions(start, end, width, CPU)
-    for found, wanted in zip((positions, *rotation), (expected, *rotary_angles(expected, width)), strict=True):
-        assert torch.equal(found, wanted)
-        assert found.stride() == wanted.stride()
+@pytest.mark.parametrize("shift", [1, 17, 700])
+def test_scores_depend_on_distance_alone(width: int, shift: int) -> None:
+    q, k = torch.randn(2, 1, 1, 9, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scores = []
+    for start in (0, shift):
+        angles = rotary_angles(torch.arange(start, start + 9)[None], width)
+        rotation = (angles[0].double(), angles[1].double())
+        scores.append(rotate(q, rotation) @ rotate(k, rotation).mT)
+    assert torch.allclose(*scores, atol=1e-3)
 
 
-def test_a_table_made_for_inference_serves_training_too() -> None:
-    with torch.inference_mode():
-        plain_positions(0, 1025, 6, CPU)
-    _, (cos, _) = plain_positions(0, 1030, 6, CPU)
-    assert not cos.is_inference()
+def test_position_zero_is_left_as_it_is() -> None:
+    x = torch.randn(1, 2, 1, 8)
+    assert torch.equal(rotate(x, rotary_angles(torch.zeros(1, 1), 8)), x)

@@ -11,8 +11,8 @@ from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig
 from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS, PAD
 from some_moe.model.gravity import beta_now
-from some_moe.model.transformer import ModelOutput, SomeLM
-from some_moe.training.evaluate import Tally, evaluate, forward, token_nats
+from some_moe.model.transformer import ModelOutput, SomeLM, token_cross_entropy
+from some_moe.training.evaluate import Tally, evaluate, forward
 
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, vocab_size=20, num_experts=4, d_ffn=8, top_k=2)
 SIZES = np.array([0, 0, 0, *[2] * 17])  # every ordinary token stands for two bytes
@@ -47,7 +47,7 @@ def test_every_loss_equals_the_number_computed_by_hand() -> None:
     )
     config = make_config(batching="padded", loss_on="all_positions")
     tally = Tally(SomeLM(MODEL), config, SIZES, torch.device("cpu"))
-    tally.add(batch, ModelOutput(scores=token_nats(logits, targets), routings=(), aux_loss=None))
+    tally.add(batch, ModelOutput(logits=logits, routings=()))
     found = tally.result()
     ln2 = math.log(2)
     assert found.loss == pytest.approx(1.5 * ln2)  # (1 + 2)/2 bits
@@ -87,7 +87,7 @@ def losses_by_story(model: SomeLM, batching: str) -> dict[tuple[int, ...], float
     losses = {}
     for batch in batches.epoch(0):
         with torch.no_grad():
-            nats = token_nats(forward(model, batch, config).logits, batch.targets)
+            nats = token_cross_entropy(forward(model, batch, config).logits, batch.targets)
         starts = (batch.inputs == BOS).nonzero().tolist()
         for row, start in starts:
             end = start + 1

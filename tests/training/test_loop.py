@@ -176,7 +176,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(whole: Path, tmp_path:
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), "test")
-    original = loop_module.Trainer.look_up
+    original = loop_module.Trainer.run_periodic
 
     def poison(self: Any, epoch: int) -> None:
         original(self, epoch)
@@ -184,7 +184,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
             with torch.no_grad():
                 self.model.head.bias.fill_(math.nan)
 
-    trainer.look_up = poison.__get__(trainer)  # type: ignore[method-assign]
+    trainer.run_periodic = poison.__get__(trainer)  # type: ignore[method-assign]
     with pytest.raises(
         TrainingStoppedError, match=r"loss became nan at step 9; the last good checkpoint is .*step-6"
     ) as error:

@@ -27,13 +27,26 @@ def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=source).to(parameter.device)
 
 
+def choose_kind(device: str) -> type[Optimizer]:
+    """As a machine chooses it."""
+    if device == "cpu":
+        return Optimizer
+    from some_moe.fast.adamw import FusedAdamW
+
+    return FusedAdamW
+
+
+def make_rate(rate: float, device: str) -> Tensor:
+    return torch.tensor(rate, dtype=torch.float64, device=device)
+
+
 def train(device: str, clip: float | None, *, plainly: bool, steps: int = 4) -> tuple[list[Tensor], list[float]]:
     model = Numbers(device)
-    optimizer = make_optimizer(model, TrainConfig(weight_decay=0.1, decay_on="matrices"))
+    optimizer = make_optimizer(model, TrainConfig(weight_decay=0.1, decay_on="matrices"), choose_kind(device))
     parameters, norms = list(model.parameters()), []
     for step in range(steps):
         give_gradients(parameters, step)
-        set_rate(optimizer, 1e-2 / (step + 1))
+        set_rate(optimizer, make_rate(1e-2 / (step + 1), device))
         if plainly:
             norm = nn.utils.clip_grad_norm_(parameters, clip or float("inf"))
             optimizer.step()
@@ -55,8 +68,9 @@ def test_on_a_cpu_it_is_torch_bit_by_bit(clip: float | None) -> None:
 @pytest.mark.parametrize("clip", [None, 1.0, 1e6])
 def test_on_a_gpu_one_pass_moves_all_as_torch_does(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
-    plain = Optimizer.move_at_once
-    monkeypatch.setattr(Optimizer, "move_at_once", lambda *given: taken.append(plain(*given)) or taken[-1])
+    kind: Any = choose_kind("cuda")
+    plain = kind.step_at_once
+    monkeypatch.setattr(kind, "step_at_once", lambda *given: taken.append(plain(*given)) or taken[-1])
     found, expected = train("cuda", clip, plainly=False), train("cuda", clip, plainly=True)
     assert len(taken) == 4
     assert all(norm is not None for norm in taken)
@@ -68,10 +82,11 @@ def test_on_a_gpu_one_pass_moves_all_as_torch_does(clip: float | None, monkeypat
 
 
 @pytest.mark.gpu
-def test_a_recorded_step_goes_on_reading_its_own_gradients() -> None:
+def test_a_captured_step_goes_on_reading_its_own_gradients() -> None:
     model = Numbers("cuda")
-    optimizer = make_optimizer(model, TrainConfig())
-    parameters = list(model.parameters())
+    optimizer: Any = make_optimizer(model, TrainConfig(), choose_kind("cuda"))
+    parameters, rate = list(model.parameters()), make_rate(6e-4, "cuda")
+    set_rate(optimizer, rate)
     for step in range(2):
         give_gradients(parameters, step)
         optimizer.clip_and_step(1.0)
@@ -80,7 +95,7 @@ def test_a_recorded_step_goes_on_reading_its_own_gradients() -> None:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         optimizer.clip_and_step(1.0)
-    optimizer.finish_recording()
+    optimizer.finish_capture()
     expected, _ = train_like(optimizer, parameters)
     for p in parameters:
         p.grad = None  # what the next ordinary step would put elsewhere
@@ -112,11 +127,12 @@ def train_like(optimizer: Optimizer, parameters: list[nn.Parameter]) -> tuple[li
 @pytest.mark.gpu
 def test_a_gradient_that_is_not_aligned_takes_the_ordinary_way() -> None:
     model = Numbers("cuda")
-    optimizer = make_optimizer(model, TrainConfig())
+    optimizer: Any = make_optimizer(model, TrainConfig(), choose_kind("cuda"))
     parameters = list(model.parameters())
+    set_rate(optimizer, make_rate(6e-4, "cuda"))
     give_gradients(parameters, 0)
     parameters[2].grad = torch.randn(18, device="cuda")[1:]
-    assert optimizer.move_at_once(1.0) is None
+    assert optimizer.step_at_once(1.0) is None
     before = parameters[2].detach().clone()
     optimizer.clip_and_step(1.0)
     assert not torch.equal(before, parameters[2].detach())

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from some_moe.config import ConfigError
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -18,6 +20,10 @@ def accelerate(module: Module) -> Module:
 
     Parameters, buffers, their names and their values stay what they are, so optimizers and checkpoints go on.
     """
+    from some_moe.training.machine import has_triton
+
+    if not has_triton():
+        raise ConfigError("accelerate needs a CUDA GPU and the triton package; without it the module runs as it is")
     from some_moe.fast.model import FastAttention, FastBlock, FastLayer, FastLM, FastRouter
     from some_moe.model.attention import Attention
     from some_moe.model.layer import SomeLayer
@@ -31,8 +37,9 @@ def accelerate(module: Module) -> Module:
         SomeLayer: FastLayer,
         KeyRouter: FastRouter,
     }
-    for part in module.modules():
+    for part in list(module.modules()):
+        is_new = type(part) in kinds
         part.__class__ = kinds.get(type(part), type(part))
-    if isinstance(module, FastLM):
-        module.become_fast()
+        if is_new and isinstance(part, FastLM):
+            part.become_fast()
     return module

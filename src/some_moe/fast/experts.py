@@ -19,7 +19,7 @@ def mix_onto(
     few = kernel == "auto" and gathered.can_mix(experts)
     if kernel in ("auto", "triton") and not few and frozen_experts.can_mix(x, weights):
         return frozen_experts.mix_experts(x, experts, gates, weights, onto)
-    y = plain.choose_kernel("auto" if kernel == "triton" else kernel)(x, experts, gates, weights)
+    y = plain.choose_kernel(kernel)(x, experts, gates, weights)
     return y if onto is None else onto + y
 
 

@@ -265,7 +265,7 @@ class FastLM(SomeLM):
     """The whole model: weights cast once a pass, sums of all layers in one go, loss and its gradient in one."""
 
     layer_words: Tensor  # (L, 2) int32: the layers' numbers as `hashing.sample_order` takes them
-    position_tables: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]]  # by length
+    position_tables: dict[tuple[int, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]]  # by length and device
     advance_layers = staticmethod(advance_layers)
 
     def become_fast(self) -> None:
@@ -323,8 +323,7 @@ class FastLM(SomeLM):
         self, tokens: Tensor, info: TokenInfo | None, top_k: int | None, cache: Cache | None
     ) -> tuple[Tensor, tuple[Routing, ...], Cast]:
         """tokens (B, T) → the last block's output (B, T, D), the routings, and the head's cast."""
-        if info is None:
-            info = TokenInfo.of(tokens.shape, tokens.device, seed=self.seed, ids=tokens)
+        info = self.inform(tokens, info)
         positions, geometry = self.locate(tokens, info, cache)
         # Rows of a cast embedding are as good as cast rows, where nothing is done to them before.
         plain = self.model.residual_dtype == "auto" and self.model.positions != "sinusoidal" and not self.model.dropout
@@ -385,13 +384,14 @@ class FastLM(SomeLM):
 
     def tabulate(self, length: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Positions (1, length) from 0 on, and their rotary angles (1, 1, length, W/2); made once."""
-        if length not in self.position_tables:
+        key = length, device
+        if key not in self.position_tables:
             # What a CUDA graph makes while it is captured is its own, and is overwritten when it is replayed.
             assert not torch.cuda.is_current_stream_capturing(), "let the model run once before it is captured"
             with torch.inference_mode(False):  # what is made in that mode may be part of no gradient
                 positions = torch.arange(length, device=device)[None]
-                self.position_tables[length] = positions, rotary_angles(positions, self.model.head_width)
-        return self.position_tables[length]
+                self.position_tables[key] = positions, rotary_angles(positions, self.model.head_width)
+        return self.position_tables[key]
 
     def gravity_step(self, routings: Sequence[Routing], step: int, total_steps: int | None = None) -> None:
         """As `SomeLM.gravity_step`, for all layers at once."""

@@ -41,7 +41,7 @@ def generate_tokens(
     done = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
     fresh = prompt
     for _ in range(max_new_tokens):
-        info = TokenInfo.of(fresh.shape, fresh.device, ids=fresh, sums=False)
+        info = TokenInfo.of(fresh.shape, fresh.device, sums=False)
         logits = model(fresh, info, cache=cache).logits[:, -1]
         chosen = choose_token(logits, temperature, top_p, generator)
         yield chosen

@@ -43,8 +43,7 @@ class ExpertLibrary(nn.Module):
         self.sparsity = config.sparsity
         self.trained = config.trainability == "full"
         self.kernel = kernel
-        # `triton` is the fast model's, which has its own way; until it takes over, this one does what it can.
-        self.mix: MixExperts = choose_kernel("auto" if kernel == "triton" else kernel)
+        self.mix: MixExperts = choose_kernel(kernel)
         experts, width, d = num_experts or config.num_experts, d_ffn or config.d_ffn, config.d_model
         shapes: dict[str, tuple[int, ...]] = {
             "up": (experts, width, d),

@@ -5,7 +5,7 @@ counts allow nothing else. Shapes: B rows, T positions, D model width, V vocabul
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -185,12 +185,17 @@ class SomeLM(nn.Module):
         info: which tokens count and what is sampled (default: all count, step 0). top_k: experts a token, if not the
         config's (warm-up). cache: keys and values of the tokens before these.
         """
-        if info is None:
-            info = TokenInfo.of(tokens.shape, tokens.device, seed=self.seed, ids=tokens)
+        info = self.inform(tokens, info)
         positions, geometry = self.locate(tokens, info, cache)
         x = self.embed(tokens, positions, info)
         x, routings = self.run_blocks(x, geometry, info, top_k, cache)
         return ModelOutput(logits=self.head(x if self.dtype is None else x.to(self.dtype)), routings=routings)
+
+    def inform(self, tokens: Tensor, info: TokenInfo | None) -> TokenInfo:
+        """Fill in what a caller left out: that every token counts, and the tokens' ids."""
+        if info is None:
+            return TokenInfo.of(tokens.shape, tokens.device, seed=self.seed, ids=tokens)
+        return replace(info, ids=tokens) if info.ids is None else info
 
     def locate(self, tokens: Tensor, info: TokenInfo, cache: Cache | None) -> tuple[Tensor, Geometry]:
         """The tokens' positions (B or 1, T), and what follows from them for attention."""

@@ -274,7 +274,7 @@ def test_a_control_with_another_tokenizer_is_refused(
 ) -> None:
     run, _ = make_run(0, planted=False)
     tokenizer = Tokenizer.train(["other text"], 300)
-    other = save_run(replace(run, tokenizer=tokenizer), tmp_path / "control")
+    other = save_run(Run(run.path, run.config, tokenizer, run.model, run.step), tmp_path / "control")
     with pytest.raises(ConfigError, match="another tokenizer"):
         analyze_guilds(planted[0], planted[1], control=other, effort=LITTLE)
 
@@ -289,8 +289,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     moved = replace(collection, experts=(collection.experts + 1) % MODEL.num_experts)
     with pytest.raises(ConfigError, match="does not fit the model"):
         analyze_guilds(folder, moved, effort=LITTLE)
-    dense = replace(run, config=run.config.override({"model.ffn": "dense", "model.dense_width": 8}))
-    dense = replace(dense, model=SomeLM(dense.config.model))
+    config = run.config.override({"model.ffn": "dense", "model.dense_width": 8})
+    dense = Run(run.path, config, run.tokenizer, SomeLM(config.model), run.step)
     with pytest.raises(ConfigError, match="has no SoME layer"):
         analyze_guilds(save_run(dense, tmp_path / "dense"), collection)
     with pytest.raises(ConfigError, match="has no SoME layer"):
@@ -313,7 +313,8 @@ def test_every_kind_of_router_is_analysed(changes: dict[str, object]) -> None:
 
 def test_text_without_tags_is_sorted_by_form() -> None:
     run, collection = make_run(3, planted=False, num_stories=4)
-    run = replace(run, config=run.config.override({"data.source": "somewhere.txt"}))
+    config = run.config.override({"data.source": "somewhere.txt"})
+    run = Run(run.path, config, run.tokenizer, run.model, run.step)
     report = Study(run, collection, LEVEL, 0, LITTLE).report()
     assert [family["family"] for family in report["families"]] == ["form", "identity", "frequency"]
 
