@@ -31,7 +31,7 @@ class TokenInfo:
         seed: int = 0,
         step: int = 0,
         sums: bool = True,
-        **given: Tensor,
+        **given: Tensor | None,
     ) -> Self:
         """Fill in what is not given for a batch of this shape (B, T): every token counts, rows are numbered from 0."""
         found = {
@@ -39,4 +39,5 @@ class TokenInfo:
             "rows": torch.arange(shape[0], device=device),
             "salt": make_salt(seed, step, device),
         }
-        return cls(**(found | given), sums=sums)
+        found |= {name: tensor for name, tensor in given.items() if tensor is not None}
+        return cls(**found, sums=sums)

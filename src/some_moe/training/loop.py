@@ -27,7 +27,7 @@ from some_moe.training.evaluate import Evaluation, evaluate
 from some_moe.training.machine import Machine, choose_machine
 from some_moe.training.result import epoch_record, make_result
 from some_moe.training.run_folder import RunFolder
-from some_moe.training.samples import sample_text
+from some_moe.training.samples import stream_text
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
 from some_moe.training.stopping import Interrupts
@@ -274,9 +274,10 @@ class Trainer:
     def sample(self) -> None:
         config = self.config.train
         if config.sample_tokens and self.group.is_main:
-            tokenizer, seed = self.dataset.tokenizer, derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
+            tokenizer, prompt = self.dataset.tokenizer, config.sample_prompt
+            seed = derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
             with torch.compiler.set_stance("force_eager"):
-                text = sample_text(self.model, tokenizer, config.sample_prompt, config.sample_tokens, seed=seed)
+                text = prompt + "".join(stream_text(self.model, tokenizer, prompt, config.sample_tokens, seed=seed))
             self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
 
     def log(self, loss: float, norm: float, result: StepResult) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from some_moe.config import RunConfig
-from some_moe.metrics.keys import count_respawns
 from some_moe.metrics.usage import summarize_usage
 from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import Evaluation
@@ -48,7 +47,7 @@ def make_result(
     trainable, total = model.count_parameters()
     layers = []
     for layer, usage in zip(model.layers, valid.layers, strict=True):
-        respawns = 0 if layer.state is None else count_respawns(layer.state.respawns)[0]
+        respawns = 0 if layer.state is None else int(layer.state.respawns.sum())
         layers.append(usage | {"respawns": respawns})
     seconds = progress["seconds"]
     return {

@@ -1,4 +1,4 @@
-"""Text from a model and its tokenizer, whole or as it comes."""
+"""Text from a model and its tokenizer, as it comes."""
 
 from collections.abc import Iterator
 
@@ -34,8 +34,3 @@ def stream_text(
         if not text.endswith("\ufffd") and len(text) > len(shown):
             yield text[len(shown) :]
             shown = text
-
-
-def sample_text(model: SomeLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, **options: float | int) -> str:
-    """The prompt with its continuation."""
-    return prompt + "".join(stream_text(model, tokenizer, prompt, max_new_tokens, **options))  # type: ignore[arg-type]
