@@ -44,6 +44,9 @@ class RunFolder:
     def __str__(self) -> str:
         return str(self.path)
 
+    def __repr__(self) -> str:
+        return repr(str(self.path))
+
     # --- reading --------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
@@ -51,14 +54,12 @@ class RunFolder:
 
     def read_config(self) -> RunConfig:
         if not self.exists():
-            raise ConfigError(
-                f"{str(self.path)!r} is not a run: it has no config.yaml; give a folder made by `some train`"
-            )
+            raise ConfigError(f"{self!r} is not a run: it has no config.yaml; give a folder made by `some train`")
         return RunConfig.load(self.config_file)
 
     def read_tokenizer(self) -> "Tokenizer":
         if not self.tokenizer_file.is_file():
-            raise ConfigError(f"the run {str(self.path)!r} has no tokenizer.json; restore it, or give another run")
+            raise ConfigError(f"the run {self!r} has no tokenizer.json; restore it, or give another run")
         from some_moe.data.tokenizer import Tokenizer
 
         return Tokenizer.load(self.tokenizer_file)
@@ -92,16 +93,14 @@ class RunFolder:
         """Find the checkpoint called best, last or step-N."""
         found = {place.name: place for place in list_checkpoints(self.checkpoints)}
         if not found:
-            raise ConfigError(f"{str(self)!r} has no checkpoint yet; wait for its first one, or train it")
+            raise ConfigError(f"{self!r} has no checkpoint yet; wait for its first one, or train it")
         newest = next(reversed(found.values()))
         if which == "last":
             return newest
         if which == "best":
             return found.get(f"step-{read_state_file(newest)['best_step']}", newest)
         if which not in found:
-            raise ConfigError(
-                f"{str(self)!r} has no checkpoint {which!r}; it has {', '.join(found)} (or say best or last)"
-            )
+            raise ConfigError(f"{self!r} has no checkpoint {which!r}; it has {', '.join(found)} (or say best or last)")
         return found[which]
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -117,10 +116,11 @@ class RunFolder:
     def refuse_if_used(self) -> None:
         """A folder with something in it is never written over."""
         if self.path.is_file():
-            raise ConfigError(f"the output folder {str(self.path)!r} is a file; choose another with --out")
+            raise ConfigError(f"the output folder {self!r} is a file; choose another with --out")
         if not self.is_free():
-            cure = "continue it with --resume auto, or choose another with --out"
-            raise ConfigError(f"the output folder {str(self.path)!r} is not empty; {cure}")
+            raise ConfigError(
+                f"the output folder {self!r} is not empty; continue it with --resume auto, or choose another with --out"
+            )
 
     @contextmanager
     def claim(self) -> Iterator[None]:
@@ -128,7 +128,7 @@ class RunFolder:
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             cure = "wait for it to end, or choose another folder with --out"
-            self.lock = take_lock(self.path / LOCK, f"another process is training in {str(self.path)!r}; {cure}")
+            self.lock = take_lock(self.path / LOCK, f"another process is training in {self!r}; {cure}")
         try:
             yield
         except BaseException:
@@ -147,10 +147,8 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            reason = error.strerror or error
-            raise ConfigError(
-                f"the output folder {str(self.path)!r} cannot be written ({reason}); choose another with --out"
-            ) from None
+            sentence = f"the output folder {self!r} cannot be written ({error.strerror or error})"
+            raise ConfigError(f"{sentence}; choose another with --out") from None
 
     def create(self, tokenizer_json: str, command: str, device: str) -> None:
         """Write what comes before config.yaml into a folder that was claimed."""
