@@ -12,7 +12,7 @@ import some_moe
 from some_moe.cli import main
 from some_moe.data.stories import tell_many
 from some_moe.data.tokenizer import BOS, EOS
-from some_moe.model.generation import generate_tokens
+from some_moe.training.generation import generate_tokens
 
 NUM_SAMPLES = 50
 WORD = re.compile(r"[\w'’-]+")

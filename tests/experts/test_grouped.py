@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from some_moe.experts import ExpertWeights, LoraWeights, choose_kernel
-from some_moe.experts.grouped import ALIGNMENT, MixRows, lay_out
-from some_moe.experts.tables import sort_slots
+from some_moe.experts.grouped import ALIGNMENT, MixRows, lay_out, sort_slots
 
 from .test_parity import KINDS, make_weights, run, trained_tensors
 

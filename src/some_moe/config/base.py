@@ -4,6 +4,8 @@ import ast
 import difflib
 import inspect
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -94,7 +96,8 @@ class Config(BaseModel):
 
     def flatten(self) -> dict[str, Any]:
         """Return {dotted name: value}, with tuples as lists (as YAML and JSON see them)."""
-        return _flatten(self.model_dump(mode="json"))
+        values = self.model_dump(mode="json")
+        return {name: reduce(getitem, name.split("."), values) for name in self.field_names()}
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
@@ -136,16 +139,6 @@ def field_docs(config: type[Config]) -> dict[str, str]:
             if documented and isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 docs[statement.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
     return docs
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _sentence(config: type[Config], error: ValidationError) -> str:

@@ -24,10 +24,10 @@ from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
 from some_moe.training import checkpoint
 from some_moe.training.evaluate import Evaluation, evaluate
+from some_moe.training.generation import stream_text
 from some_moe.training.machine import Machine, choose_machine
 from some_moe.training.result import epoch_record, make_result
 from some_moe.training.run_folder import RunFolder
-from some_moe.training.samples import stream_text
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
 from some_moe.training.stopping import Interrupts
@@ -227,15 +227,15 @@ class Trainer:
         else:
             progress.stale += 1
             progress.stopped_early = 0 < self.config.train.early_stop <= progress.stale
-        record = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens} | {
-            f"val_{name}" if name.startswith("loss") else name: value for name, value in found.to_dict().items()
-        }
-        self.record(record)
+        now = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens}
+        figures = {f"val_{name}" if name.startswith("loss") else name: value for name, value in found.to_dict().items()}
+        self.record(now | figures)
         self.display.say(self.describe_evaluation(epoch, found))
         if ends_epoch or progress.stopped_early:
             train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
-            counts = [row.cpu() for row in self.epoch_counts]
-            progress.epochs.append(epoch_record(epoch + 1, progress.step, progress.tokens, train_loss, found, counts))
+            progress.epochs.append(
+                epoch_record({"epoch": epoch + 1} | now | {"train_loss": train_loss}, found, self.epoch_counts.cpu())
+            )
             progress.epoch_loss, progress.epoch_steps = 0.0, 0
             self.epoch_counts.zero_()
 

@@ -10,15 +10,9 @@ from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import Evaluation
 
 
-def epoch_record(
-    epoch: int, step: int, tokens: int, train_loss: float, found: Evaluation, train_counts: list[Tensor]
-) -> dict[str, Any]:
-    """One epoch's line: losses, and the middle layer's usage in evaluation and in training."""
-    record: dict[str, Any] = {
-        "epoch": epoch,
-        "step": step,
-        "tokens": tokens,
-        "train_loss": train_loss,
+def epoch_record(start: dict[str, Any], found: Evaluation, train_counts: Tensor) -> dict[str, Any]:
+    """One epoch's line, as far as it is known: losses, and the middle layer's usage in evaluation and in training."""
+    record = start | {
         "val_loss": found.loss,
         "val_loss_on_padding": found.loss_on_padding,
         "val_loss_padded": found.loss_padded,

@@ -113,7 +113,7 @@ class Run:
 
     def generate(self, prompt: str = "", max_tokens: int = 300, **options: float | int) -> Iterator[str]:
         """Yield the continuation of a prompt, piece by piece. Options: temperature, top_p, seed."""
-        from some_moe.training.samples import stream_text
+        from some_moe.training.generation import stream_text
 
         return stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)  # type: ignore[arg-type]
 

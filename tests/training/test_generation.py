@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from some_moe import SomeLM
-from some_moe.model.generation import choose_token, generate_tokens
 from some_moe.model.tokens import TokenInfo
+from some_moe.training.generation import choose_token, generate_tokens
 from tests.shared.variants import BASE, MODELS, make_config, make_gravity
 
 PROMPT = torch.randint(0, 61, (3, 5), generator=torch.Generator().manual_seed(0))
