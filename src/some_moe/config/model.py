@@ -112,11 +112,7 @@ class ModelConfig(Config):
         return self.query_hidden or 2 * self.d_model
 
     def find_problems(self) -> Iterator[str]:
-        yield from self._find_wrong_sizes()
-        yield from self._find_wrong_experts()
-        yield from self._find_wrong_routing()
-
-    def _find_wrong_sizes(self) -> Iterator[str]:
+        # Sizes.
         d, heads = self.d_model, self.num_heads
         if d % heads:
             divisors = [h for h in range(1, 65) if d % h == 0 and (d // h) % 2 == 0]
@@ -132,8 +128,7 @@ class ModelConfig(Config):
             yield f"dense_width must be set with ffn: {self.ffn}, e.g. {2 * d}"
         if self.ffn == "some" and self.dense_width:
             yield f"dense_width {self.dense_width} has no meaning with ffn: some; leave it 0"
-
-    def _find_wrong_experts(self) -> Iterator[str]:
+        # Experts.
         full_rank = min(self.d_model, self.d_ffn)
         if self.ffn == "some" and self.top_k > self.num_experts:
             yield f"top_k {self.top_k} is more than num_experts {self.num_experts}; lower top_k"
@@ -148,8 +143,7 @@ class ModelConfig(Config):
             yield "gains and shared_down cannot be combined; choose one of the two studies"
         if self.trainability == "full" and self.expert_dtype == "bfloat16":
             yield f"expert_dtype {self.expert_dtype} is for frozen weights; trained experts are kept in float32"
-
-    def _find_wrong_routing(self) -> Iterator[str]:
+        # Routing.
         low, high = self.temperature_bounds
         if self.learn_temperature and not low < self.temperature < high:
             yield f"temperature {self.temperature} must lie inside temperature_bounds ({low}, {high}) to be learned"

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.data import lexicon, stories
+from some_moe.data import stories
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.sources import SPLITS, Corpus, load_corpus
 from some_moe.data.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def _generator_digest(config: DataConfig) -> str | None:
     """What decides the generated stories: the generator's source, its words and the sizes. None for other sources."""
     if config.source != "stories":
         return None
-    files = [Path(lexicon.__file__), *lexicon.FILES, Path(stories.__file__)]
+    files = [Path(stories.__file__), *stories.FILES]
     sizes = f"{config.train_subset_size} {config.val_subset_size}".encode()
     return hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()
 
@@ -117,9 +117,10 @@ def _read_cache(file: Path) -> Dataset | None:
         with safe_open(file, "numpy") as stored:
             about = json.loads(stored.metadata()["about"])
             splits = {
-                split: Rows(*(stored.get_tensor(f"{split}.{part}") for part in ("ids", "starts")), cut)
-                for split, cut in about.pop("num_cut").items()
+                split: Rows(stored.get_tensor(f"{split}.ids"), stored.get_tensor(f"{split}.starts"), num_cut)
+                for split, num_cut in about["num_cut"].items()
             }
-        return Dataset(tokenizer=Tokenizer.from_json(about.pop("tokenizer")), **splits, **about)
+        tokenizer = Tokenizer.from_json(about["tokenizer"])
+        return Dataset(tokenizer=tokenizer, **splits, digest=about["digest"], duplicates=about["duplicates"])
     except Exception:
         return None

@@ -101,12 +101,7 @@ class ScalePerExpert(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (rows, gain, expert, ends), (grad,) = ctx.saved_tensors, grads
-        return (
-            gain[expert] * grad,
-            sum_per_expert(grad * rows, ends) if ctx.needs_input_grad[1] else None,
-            None,
-            None,
-        )
+        return (gain[expert] * grad, sum_per_expert(grad * rows, ends) if ctx.needs_input_grad[1] else None, None, None)
 
 
 def sum_per_expert(rows: Tensor, ends: Tensor) -> Tensor:

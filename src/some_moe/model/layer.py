@@ -25,9 +25,8 @@ class FrozenDenseFFN(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, kernel: str, device: torch.device | str | None) -> None:
         super().__init__()
-        self.library = ExpertLibrary(
-            config, layer, num_experts=1, d_ffn=config.dense_width, kernel=kernel, device=device
-        )
+        only = config.model_copy(update={"num_experts": 1, "d_ffn": config.dense_width})
+        self.library = ExpertLibrary(only, layer, kernel=kernel, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)

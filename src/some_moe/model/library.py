@@ -27,14 +27,7 @@ class ExpertLibrary(nn.Module):
     down_bias: Tensor
 
     def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        *,
-        num_experts: int | None = None,
-        d_ffn: int | None = None,
-        kernel: str = "auto",
-        device: torch.device | str | None = None,
+        self, config: ModelConfig, layer: int, *, kernel: str = "auto", device: torch.device | str | None = None
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -44,7 +37,7 @@ class ExpertLibrary(nn.Module):
         self.trained = config.trainability == "full"
         self.kernel = kernel
         self.mix: MixExperts = choose_kernel(kernel)
-        experts, width, d = num_experts or config.num_experts, d_ffn or config.d_ffn, config.d_model
+        experts, width, d = config.num_experts, config.d_ffn, config.d_model
         shapes: dict[str, tuple[int, ...]] = {
             "up": (experts, width, d),
             "up_bias": (experts, width),

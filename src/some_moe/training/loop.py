@@ -227,15 +227,14 @@ class Trainer:
         else:
             progress.stale += 1
             progress.stopped_early = 0 < self.config.train.early_stop <= progress.stale
-        now = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens}
+        now: dict[str, Any] = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens}
         figures = {f"val_{name}" if name.startswith("loss") else name: value for name, value in found.to_dict().items()}
         self.record(now | figures)
         self.display.say(self.describe_evaluation(epoch, found))
         if ends_epoch or progress.stopped_early:
             train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
-            progress.epochs.append(
-                epoch_record({"epoch": epoch + 1} | now | {"train_loss": train_loss}, found, self.epoch_counts.cpu())
-            )
+            now = {"epoch": epoch + 1} | now | {"train_loss": train_loss}
+            progress.epochs.append(epoch_record(now, found, self.epoch_counts.cpu()))
             progress.epoch_loss, progress.epoch_steps = 0.0, 0
             self.epoch_counts.zero_()
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.files import write_whole
-from some_moe.training.lock import take_lock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,6 +201,24 @@ class ReadOnlyFolder(RunFolder):
         pass
 
     create = write_config = append = cut_back = save_keys = write_result = write_nothing
+
+
+def take_lock(file: Path, refusal: str) -> int:
+    """Lock a file, made where it is missing, and return its descriptor: closing it, or ending, unlocks.
+
+    Where another process holds it, `refusal` is raised. The file stays: one that were removed could be held twice.
+    """
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(refusal) from None
+    except (ImportError, OSError):
+        pass  # Windows, and a file system without locks, cannot say who else is there
+    return lock
 
 
 def find_run(path: str | Path) -> tuple[RunFolder, Path | None]:
