@@ -71,14 +71,13 @@ def find_folder(
 def _start(
     folder: RunFolder, config: RunConfig, init_from: str | Path | None, display: "Display", group: "ProcessGroup"
 ) -> Run:
-    from some_moe.training.environment import command_line
     from some_moe.training.loop import start
     from some_moe.training.machine import settle_experts
 
     config = settle_experts(config)
     source = None if init_from is None else find_checkpoint(init_from)
     with group.setting_up():
-        trainer = start(config, folder, display, command_line(), source, group)
+        trainer = start(config, folder, display, source, group)
     return _finish(trainer)
 
 

@@ -33,7 +33,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 def begin(path: Path, config: RunConfig = CONFIG, init_from: Path | None = None) -> Trainer:
-    return start(config, RunFolder(path), Display(), "test", init_from=init_from)
+    return start(config, RunFolder(path), Display(), init_from=init_from)
 
 
 def leave_checkpoint(path: Path) -> Path:

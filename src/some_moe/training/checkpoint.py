@@ -101,13 +101,15 @@ def read_state(place: Path) -> dict[str, Any]:
     return state
 
 
-def load_model(place: Path, model: SomeLM, state: dict[str, Any]) -> None:
-    """Load the trained parameters and key stores, and check that the experts are those that it was trained with."""
+def load_model(place: Path, model: SomeLM) -> dict[str, Any]:
+    """Load the trained parameters and key stores into a model with the same experts. Returns the checkpoint's state."""
+    state = read_state(place)
     saved = load_file(place / "model.safetensors")
     refuse_other_shapes(place, saved, model.state_dict())
     for library, description in zip(list_remade(model), state["libraries"], strict=True):
         library.verify(description)
     model.load_state_dict(saved)
+    return state
 
 
 def refuse_other_shapes(place: Path, saved: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:

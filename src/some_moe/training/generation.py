@@ -54,24 +54,19 @@ def generate_tokens(
 
 
 def stream_text(
-    model: SomeLM,
-    tokenizer: Tokenizer,
-    prompt: str,
-    max_new_tokens: int,
-    *,
-    temperature: float = 0.8,
-    top_p: float = 0.95,
-    seed: int = 0,
+    model: SomeLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, *, seed: int = 0, **sampling: float
 ) -> Iterator[str]:
-    """Yield the continuation of the prompt in pieces; pieces end at whole characters. Stops at the story's end."""
+    """Yield the continuation of the prompt in pieces; pieces end at whole characters. Stops at the story's end.
+
+    sampling: temperature and top_p, 0.8 and 0.95 where they are not given.
+    """
     device = model.head.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
     start = torch.tensor([[BOS, *tokenizer.encode(prompt)]], device=device)
     ids: list[int] = []
     shown = ""
-    for token in generate_tokens(
-        model, start, max_new_tokens, temperature=temperature, top_p=top_p, stop=EOS, generator=generator
-    ):
+    sampling = {"temperature": 0.8, "top_p": 0.95} | sampling
+    for token in generate_tokens(model, start, max_new_tokens, **sampling, stop=EOS, generator=generator):
         ids.append(int(token))
         text = tokenizer.decode(ids)
         # A character may need several tokens: wait until its bytes are complete.

@@ -54,12 +54,7 @@ class Trainer:
     """One run from its config to its result; in a process group, every process has one, and they go in step."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        display: Display,
-        tokenizer: Tokenizer | None = None,
-        group: ProcessGroup = SINGLE,
+        self, config: RunConfig, folder: RunFolder, display: Display, tokenizer: Tokenizer | None, group: ProcessGroup
     ) -> None:
         self.config, self.folder, self.display, self.group = config, folder, display, group
         self.machine: Machine = choose_machine(config.train, group)
@@ -122,13 +117,12 @@ class Trainer:
 
     def restore(self, place: Path) -> None:
         """Continue from a checkpoint, to the same bits as if nothing had happened."""
-        state = checkpoint.read_state(place)
+        state = checkpoint.load_model(place, self.model)
         if state["data_digest"] != self.dataset.digest:
             raise ConfigError(
                 f"data.source {self.config.data.source!r} has changed since {str(place)!r} was saved; restore the "
                 "data, or start a new run with --init-from"
             )
-        checkpoint.load_model(place, self.model, state)
         extra = checkpoint.load_optimizer(place, self.model, self.optimizer, ("epoch_counts",))
         self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
         self.progress = Progress(**{name: state[name] for name in asdict(self.progress)})
@@ -252,7 +246,7 @@ class Trainer:
         best = self.folder.checkpoints / f"step-{progress.best_step}"
         if progress.best_step != progress.step and best.is_dir():
             last = {name: value.clone() for name, value in self.model.state_dict().items()}
-            checkpoint.load_model(best, self.model, checkpoint.read_state(best))
+            checkpoint.load_model(best, self.model)
             test_best = self.measure("test")
             self.model.load_state_dict(last)
         device, digest = self.group.describe(self.machine.describe()), self.dataset.digest
@@ -323,22 +317,17 @@ class Trainer:
 
 
 def start(
-    config: RunConfig,
-    folder: RunFolder,
-    display: Display,
-    command: str,
-    init_from: Path | None = None,
-    group: ProcessGroup = SINGLE,
+    config: RunConfig, folder: RunFolder, display: Display, init_from: Path | None = None, group: ProcessGroup = SINGLE
 ) -> Trainer:
     """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with."""
     folder.refuse_if_used()
     tokenizer = None if init_from is None else RunFolder(init_from.parent.parent).read_tokenizer()
     trainer = Trainer(config, folder, display, tokenizer, group)
     if init_from is not None:
-        checkpoint.load_model(init_from, trainer.model, checkpoint.read_state(init_from))
+        checkpoint.load_model(init_from, trainer.model)
     trainer.verify_group()
     with folder.claim(), folder.writing():
-        folder.create(trainer.dataset.tokenizer.to_json(), command, group.describe(trainer.machine.describe()))
+        folder.create(trainer.dataset.tokenizer.to_json(), group.describe(trainer.machine.describe()))
         if init_from is not None:
             trainer.save()  # a run that dies early begins again with these weights, not with the seed's
         folder.write_config(config)

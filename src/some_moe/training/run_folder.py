@@ -149,14 +149,14 @@ class RunFolder:
             sentence = f"the output folder {self!r} cannot be written ({error.strerror or error})"
             raise ConfigError(f"{sentence}; choose another with --out") from None
 
-    def create(self, tokenizer_json: str, command: str, device: str) -> None:
+    def create(self, tokenizer_json: str, device: str) -> None:
         """Write what comes before config.yaml into a folder that was claimed."""
-        from some_moe.training.environment import describe_environment
+        from some_moe.training.environment import command_line, describe_environment
 
         self.refuse_if_used()  # another process may have begun here since the first look
         self.cut_back(-1)
         write_whole(self.tokenizer_file, tokenizer_json)
-        write_whole(self.path / "env.json", json.dumps(describe_environment(command, device), indent=1))
+        write_whole(self.path / "env.json", json.dumps(describe_environment(command_line(), device), indent=1))
 
     def write_config(self, config: RunConfig) -> None:
         """Let the run have begun: from here on it can be resumed."""

@@ -62,14 +62,14 @@ class Run:
     def model(self) -> "SomeLM":
         """The model with the checkpoint's weights and keys, ready to use."""
         from some_moe.model.transformer import SomeLM
-        from some_moe.training.checkpoint import load_model, read_state
+        from some_moe.training.checkpoint import load_model
 
         if not self.checkpoint.is_dir():  # a run that goes on training has removed it since
             for chosen in ("checkpoint", "step"):
                 self.__dict__.pop(chosen, None)
-        config, state = self.config, read_state(self.checkpoint)
+        config = self.config
         model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)
-        load_model(self.checkpoint, model, state)
+        load_model(self.checkpoint, model)
         return model.eval()
 
     def evaluate(
@@ -111,11 +111,11 @@ class Run:
             record |= {"trigram_loss": counted.loss(rows.to_lists()), "trigram_discount": counted.discount}
         return record
 
-    def generate(self, prompt: str = "", max_tokens: int = 300, **options: float | int) -> Iterator[str]:
+    def generate(self, prompt: str = "", max_tokens: int = 300, **options: Any) -> Iterator[str]:
         """Yield the continuation of a prompt, piece by piece. Options: temperature, top_p, seed."""
         from some_moe.training.generation import stream_text
 
-        return stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)  # type: ignore[arg-type]
+        return stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)
 
     def __repr__(self) -> str:
         """Name, state, the losses of each epoch, and where everything is."""
