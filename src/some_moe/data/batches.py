@@ -116,8 +116,7 @@ class Batches:
         for_gpu: bool = False,
     ) -> None:
         self.rows, self.config, self.rows_a_step, self.seed = rows, config, rows_a_step, seed
-        self.keep_partial = keep_partial
-        self.for_gpu = for_gpu
+        self.keep_partial, self.for_gpu = keep_partial, for_gpu
         few = -(-config.seq_len // (GPU_LENGTHS * LENGTH_STEP)) * LENGTH_STEP
         self.length_step = few if for_gpu else LENGTH_STEP
         self.groups = pack_stories(rows.lengths, config.seq_len) if config.batching == "packed" else None

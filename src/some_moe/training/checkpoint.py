@@ -125,15 +125,13 @@ def refuse_other_shapes(place: Path, saved: dict[str, Tensor], wanted: dict[str,
             )
 
 
-def load_optimizer(
-    place: Path, model: SomeLM, optimizer: torch.optim.Optimizer, extra: tuple[str, ...]
-) -> dict[str, Tensor]:
+def load_optimizer(place: Path, model: SomeLM, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Restore the optimizer; return the extra tensors that were saved beside it."""
-    tensors = load_file(place / "optimizer.safetensors")
-    found = {name: tensors.pop(name) for name in extra}
-    parameters = dict(model.named_parameters())
-    for name, value in tensors.items():
-        path, part = name.rsplit("/", 1)
-        parameter = parameters[path]
-        optimizer.state[parameter][part] = value.to(parameter.device)
-    return found
+    parameters, extra = dict(model.named_parameters()), {}
+    for name, value in load_file(place / "optimizer.safetensors").items():
+        path, _, part = name.rpartition("/")
+        if path in parameters:
+            optimizer.state[parameters[path]][part] = value.to(parameters[path].device)
+        else:
+            extra[name] = value
+    return extra

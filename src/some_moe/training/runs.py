@@ -15,24 +15,15 @@ if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
 
 
 class Run:
-    """What `train` and `load` return. The parts that are not given are read when they are first asked for."""
+    """What `train` and `load` return. Its parts are read when they are first asked for."""
 
     def __init__(
-        self,
-        path: Path,
-        config: RunConfig,
-        tokenizer: "Tokenizer | None" = None,
-        model: "SomeLM | None" = None,
-        step: int | None = None,
-        *,
-        result: dict[str, Any] | None = None,
-        checkpoint: str = "best",
-        device: str = "cpu",
+        self, path: Path, config: RunConfig, *, checkpoint: str = "best", device: str = "cpu", **at_hand: Any
     ) -> None:
+        """at_hand: parts that need not be read: tokenizer, model, step or result."""
         self.path, self.config = path, config
         self._folder, self._checkpoint, self._device = RunFolder(path), checkpoint, device
-        given = {"tokenizer": tokenizer, "model": model, "step": step, "result": result}
-        self.__dict__.update({name: part for name, part in given.items() if part is not None})
+        self.__dict__.update(at_hand)
 
     @cached_property
     def checkpoint(self) -> Path:
