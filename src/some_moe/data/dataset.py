@@ -50,10 +50,8 @@ def prepare(config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None = N
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, but model.vocab_size is {vocab_size}; raise vocab_size"
         )
-    corpus, content = None, _generator_digest(config)
-    if content is None:
-        corpus = load_corpus(config)
-        content = corpus.digest()
+    corpus = None if config.source == "stories" else load_corpus(config)
+    content = _digest_generator(config) if corpus is None else corpus.digest()
     fixed = "" if tokenizer is None else tokenizer.to_json()
     wanted = json.dumps([CACHE_VERSION, content, vocab_size, config.seq_len, fixed])
     file = cache_folder() / f"{hashlib.sha256(wanted.encode()).hexdigest()[:32]}.safetensors"
@@ -65,10 +63,8 @@ def prepare(config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None = N
     return dataset
 
 
-def _generator_digest(config: DataConfig) -> str | None:
-    """What decides the generated stories: the generator's source, its words and the sizes. None for other sources."""
-    if config.source != "stories":
-        return None
+def _digest_generator(config: DataConfig) -> str:
+    """A hash of what decides the generated stories: the generator's source, its words and the sizes."""
     files = [Path(stories.__file__), *stories.FILES]
     sizes = f"{config.train_subset_size} {config.val_subset_size}".encode()
     return hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()

@@ -18,23 +18,18 @@ ALIGNMENT = 8  # grouped_mm wants multiples of 16 bytes
 Size = TypeVar("Size", int, Tensor)
 
 
-@dataclass(frozen=True)
-class Slots:
-    """The S = N·K slots (token, choice) of a batch, sorted by expert."""
+def sort_slots(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort the S slots of `experts` (N, K) int64 by expert, stably: order, expert and ends.
 
-    order: Tensor  # (S,) int64: permuted slot → slot
-    expert: Tensor  # (S,) expert of each permuted slot, in the smallest dtype that holds it
-    ends: Tensor  # (E,) int32: one past each expert's last permuted slot (the offsets of a grouped GEMM)
-
-
-def sort_slots(experts: Tensor, num_experts: int) -> Slots:
-    """Sort the slots of `experts` (N, K) int64 by expert, stably."""
+    order (S,) int64: each permuted slot's slot. expert (S,): its expert, in the smallest dtype that holds it. ends (E,)
+    int32: one past each expert's last permuted slot, the offsets of a grouped GEMM.
+    """
     # A radix sort: the fewer bytes a key has, the fewer passes.
     small = torch.uint8 if num_experts <= 256 else torch.int16 if num_experts < 1 << 15 else torch.int32
     expert, order = experts.reshape(-1).to(small).sort(stable=True)
     every = torch.arange(num_experts, device=experts.device).to(small)
     ends = torch.searchsorted(expert, every, right=True, out_int32=True)
-    return Slots(order, expert, ends)
+    return order, expert, ends
 
 
 @dataclass(frozen=True)
@@ -56,8 +51,8 @@ def lay_out(experts: Tensor, num_experts: int, *, pad: bool) -> Layout:
 
     P does not depend on the loads, so there is no host sync.
     """
-    slots = sort_slots(experts, num_experts)
-    slot, expert, ends = slots.order, slots.expert.to(torch.int64), slots.ends
+    order, expert, ends = sort_slots(experts, num_experts)
+    slot, expert = order, expert.to(torch.int64)
     row = torch.arange(len(slot), device=slot.device)  # of each sorted slot
     if pad:
         num_rows = round_up(len(slot) + ALIGNMENT * num_experts)
@@ -70,7 +65,7 @@ def lay_out(experts: Tensor, num_experts: int, *, pad: bool) -> Layout:
         ends = torch.cat((padded_ends[:-1], padded_ends.new_full((1,), num_rows)))
         expert = torch.searchsorted(ends, torch.arange(num_rows, device=ends.device, dtype=ends.dtype), right=True)
         slot = torch.full((num_rows,), -1, device=slot.device).scatter_(0, row, slot)
-    place = torch.empty_like(slots.order).scatter_(0, slots.order, row)
+    place = torch.empty_like(order).scatter_(0, order, row)
     return Layout(slot, place, expert, ends)
 
 

@@ -249,8 +249,11 @@ class Trainer:
             checkpoint.load_model(best, self.model)
             test_best = self.measure("test")
             self.model.load_state_dict(last)
-        device, digest = self.group.describe(self.machine.describe()), self.dataset.digest
-        result = make_result(self.config, self.model, asdict(progress), valid, test_best, test_last, device, digest)
+        result = make_result(self.config, self.model, asdict(progress), (valid, test_best, test_last)) | {
+            "device": self.group.describe(self.machine.describe()),
+            "data_digest": self.dataset.digest,
+            "epochs": progress.epochs,
+        }
         self.folder.write_result(result)
         return result
 

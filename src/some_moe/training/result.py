@@ -28,16 +28,10 @@ def epoch_record(start: dict[str, Any], found: Evaluation, train_counts: Tensor)
 
 
 def make_result(
-    config: RunConfig,
-    model: SomeLM,
-    progress: dict[str, Any],
-    valid: Evaluation,
-    test_best: Evaluation,
-    test_last: Evaluation,
-    device: str,
-    data_digest: str,
+    config: RunConfig, model: SomeLM, progress: dict[str, Any], found: tuple[Evaluation, Evaluation, Evaluation]
 ) -> dict[str, Any]:
-    """All figures of a run. `test_loss` is of the checkpoint with the best validation loss."""
+    """All figures of a run. found: on valid at the last step; on test at the best step by valid, and at the last."""
+    valid, test_best, test_last = found
     trainable, total = model.count_parameters()
     layers = []
     for layer, usage in zip(model.layers, valid.layers, strict=True):
@@ -70,7 +64,4 @@ def make_result(
         "middle_layer": len(model.layers) // 2 if layers else None,
         "layers": layers,
         "seed": config.train.seed,
-        "device": device,
-        "data_digest": data_digest,
-        "epochs": progress["epochs"],
     }
