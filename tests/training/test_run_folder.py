@@ -114,7 +114,7 @@ def test_a_run_that_began_and_ended_meanwhile_is_not_written_over(tmp_path: Path
     folder = RunFolder(tmp_path / "run")
     begin(folder.path).folder.release()
     with folder.claim(), pytest.raises(ConfigError, match="is not empty"):
-        folder.create("{}", "test", "a machine")
+        folder.create("{}", "a machine")
     folder.release()
     assert folder.tokenizer_file.read_text() != "{}"
 
