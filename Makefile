@@ -4,7 +4,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-dev demo docs docs-check test test-all lint types clean
+# Slow tests that take minutes each: `make test-all` alone runs them.
+MINUTES := tests/test_demo.py \
+  tests/glass/inspect/test_guilds.py::test_of_200_models_without_guilds_hardly_any_reports_one
+
+.PHONY: setup setup-dev demo docs docs-check test test-ci test-all lint types clean
 
 setup: $(VENV)/.installed
 
@@ -33,6 +37,9 @@ docs-check: setup
 
 test: setup-dev lint types
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
+
+test-ci: setup-dev docs-check
+	timeout 900 $(BIN)/python -m pytest -n auto -m "slow and not gpu" $(MINUTES:%=--deselect %)
 
 test-all: setup-dev lint types
 	$(BIN)/python -m pytest -n auto

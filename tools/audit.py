@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Iterable
 
 from some_moe.config import ConfigError, did_you_mean
-from some_moe.lab.published_figures import PublishedFigure
 from tools.audit_evidence import Evidence
 from tools.audit_tables import TABLES
 from tools.figures_audit_lines import draw_collapse, draw_lengths
 from tools.figures_audit_rows import draw_gini, draw_seeds
+from tools.published_figures import PublishedFigure
 
 MARKER = re.compile(r"<!--\s*(?:table\b(?P<name>.*?)|end)\s*-->")
 SHOWN = re.compile(r"!\[[^\]]*\]\(figures/(audit-[^)\s]*)\.svg\)")

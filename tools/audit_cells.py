@@ -6,38 +6,35 @@ from typing import Any
 from some_moe.glass.page.markdown import plain, sentence, write_rows
 from some_moe.lab.published import Comparison, Result, Spread
 from some_moe.lab.published_tables import (
-    ABSENT,
     RUN,
     SEEDS,
-    Cell,
-    T,
-    make_sheet,
-    measured,
-    printed,
+    explain_departures,
+    figure_column,
+    make_tables,
+    measured_column,
+    printed_column,
     show_experts,
-    show_number,
     show_spread,
     show_used,
 )
-from some_moe.lab.result_notes import explain_overrides, explain_status
+from some_moe.layout import ABSENT, Column
 from tools.audit_evidence import Evidence, gather
 
 V_NAMES = tuple(f"V{number}" for number in range(1, 11))
 A_NAMES = tuple(f"A{number}" for number in range(1, 7))
 B_NAMES = ("B1", "B2", "B3")
 Say = Callable[[Comparison], str]
-Run = Cell[Comparison]
 
 
 def write_table(
-    cells: Sequence[Cell[T]], rows: Sequence[T], missing: Sequence[str], runs: Sequence[Comparison] = ()
+    columns: Sequence[Column], rows: Sequence[Any], missing: Sequence[str], runs: Sequence[Comparison] = ()
 ) -> str:
     """A table as Markdown, and below it what is not measured yet, and which of the runs are not as registered."""
-    parts = [write_rows(sheet.columns, sheet.rows) for sheet in make_sheet("", cells, rows)]
+    parts = [write_rows(*table) for table in make_tables(("", columns, rows)).values()]
     if missing:
         parts.append(f"Not measured yet: {sentence(', '.join(missing))}.")
     results = [result for run in runs for result in run.results]
-    told = [(result, " ".join((*explain_status(result), *explain_overrides(result)))) for result in results]
+    told = [(result, " ".join(explain_departures(result))) for result in results]
     departures = [f"{r.experiment.name} (seed {r.seed}): {text}" for r, text in told if text]
     if departures:
         parts.append("Not as registered: " + " ".join(map(plain, departures)))
@@ -54,8 +51,8 @@ def tabulate(names: Sequence[str], *headers: str) -> Callable[[Evidence], str]:
     return write
 
 
-def pick(*headers: str) -> list[Run]:
-    return [Run(header, CELLS[header]) for header in headers]
+def pick(*headers: str) -> list[Column]:
+    return [COLUMNS[header] for header in headers]
 
 
 # --- what a cell says -----------------------------------------------------------------------------------------
@@ -64,27 +61,27 @@ def pick(*headers: str) -> list[Run]:
 def show_common(spread: Spread | None, digits: int) -> str:
     """What all seeds should have in common: one figure, or every one that there is."""
     values = spread.values if spread else ()
-    return " or ".join(dict.fromkeys(show_number(value, digits) for value in values)) or ABSENT
+    return " or ".join(dict.fromkeys(f"{value:,.{digits}f}" for value in values)) or ABSENT
 
 
-def recorded(name: str, digits: int) -> Say:
+def recorded(header: str, name: str, digits: int) -> Column:
     """A field of the record, over all seeds."""
-    return lambda run: show_spread(find_recorded(run, name), digits)
+    return figure_column(header, lambda run: show_spread(find_recorded(run, name), digits))
 
 
-def common(find: Callable[[Result], Any], digits: int = 0) -> Say:
+def common(header: str, find: Callable[[Result], Any], digits: int = 0) -> Column:
     """Something that chance does not touch."""
-    return lambda run: show_common(gather(map(find, run.results)), digits)
+    return figure_column(header, lambda run: show_common(gather(map(find, run.results)), digits))
 
 
-def field(name: str, digits: int = 0) -> Say:
+def field(header: str, name: str, digits: int = 0) -> Column:
     """A field of the record that chance does not touch."""
-    return common(lambda result: result.number(name), digits)
+    return common(header, lambda result: result.number(name), digits)
 
 
-def setting(name: str) -> Say:
+def setting(header: str, name: str) -> Column:
     """A whole number among the settings, as it was run."""
-    return common(lambda result: result.setting(name))
+    return common(header, lambda result: result.setting(name))
 
 
 def find_recorded(run: Comparison, name: str) -> Spread | None:
@@ -123,37 +120,38 @@ def count_used(run: Comparison) -> str:
     return f"{show_used(run)} of {show_experts(run)}" if "experts_used" in run.measured else ABSENT
 
 
-CELLS: dict[str, Say] = {
-    "seq_len": setting("data.seq_len"),
-    "batch": setting("data.batch_size"),
-    "vocabulary": setting("model.vocab_size"),
-    "experts": setting("model.num_experts"),
-    "parameters": field("total_parameters"),
-    "share of text": field("text_share", 4),
-    "steps": field("steps"),
-    "rows seen": common(count_rows),
-    "passes over the stories": common(count_passes, 1),
-    "seconds": recorded("seconds", 1),
-    "largest logged gradient norm": recorded("max_gradient_norm", 2),
-    "published loss": printed("val_loss"),
-    "published ÷ share of text": divide_by_share,
-    "padded loss": measured("val_loss_padded"),
-    "loss as the report counts": lambda run: show_spread(run.final.loss),
-    "honest loss": measured("val_loss"),
-    "nats per token": measured("val_loss"),
-    "bits per byte": measured("bits_per_byte"),
-    "best step": field("best_step"),
-    "honest loss then": recorded("best_val_loss", 4),
-    "honest loss at the end": measured("val_loss"),
-    "published perplexity": printed("perplexity"),
-    "perplexity of the honest loss": measured("perplexity", 2),
-    "published gini": printed("gini"),
-    "gini, padding counted": measured("gini_all"),
-    "gini, real tokens": measured("gini_real"),
-    "published entropy, bits": printed("entropy_bits"),
-    "entropy, padding counted": measured("entropy_bits_all"),
-    "entropy, real tokens": measured("entropy_bits_real"),
-    "published used": printed("experts_used"),
-    "experts used": count_used,
-}
+ALL_COLUMNS = (
+    setting("seq_len", "data.seq_len"),
+    setting("batch", "data.batch_size"),
+    setting("vocabulary", "model.vocab_size"),
+    setting("experts", "model.num_experts"),
+    field("parameters", "total_parameters"),
+    field("share of text", "text_share", 4),
+    field("steps", "steps"),
+    common("rows seen", count_rows),
+    common("passes over the stories", count_passes, 1),
+    recorded("seconds", "seconds", 1),
+    recorded("largest logged gradient norm", "max_gradient_norm", 2),
+    printed_column("published loss", "val_loss"),
+    figure_column("published ÷ share of text", divide_by_share),
+    measured_column("padded loss", "val_loss_padded"),
+    figure_column("loss as the report counts", lambda run: show_spread(run.loss)),
+    measured_column("honest loss", "val_loss"),
+    measured_column("nats per token", "val_loss"),
+    measured_column("bits per byte", "bits_per_byte"),
+    field("best step", "best_step"),
+    recorded("honest loss then", "best_val_loss", 4),
+    measured_column("honest loss at the end", "val_loss"),
+    printed_column("published perplexity", "perplexity"),
+    measured_column("perplexity of the honest loss", "perplexity", 2),
+    printed_column("published gini", "gini"),
+    measured_column("gini, padding counted", "gini_all"),
+    measured_column("gini, real tokens", "gini_real"),
+    printed_column("published entropy, bits", "entropy_bits"),
+    measured_column("entropy, padding counted", "entropy_bits_all"),
+    measured_column("entropy, real tokens", "entropy_bits_real"),
+    printed_column("published used", "experts_used"),
+    figure_column("experts used", count_used),
+)
+COLUMNS = {column.header: column for column in ALL_COLUMNS}
 """What a column says of a run, by its header."""

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from some_moe.lab.card import list_changes
 from some_moe.lab.published import Comparison, Result, compare_experiment
-from some_moe.lab.published_tables import ABSENT, RUN, SEEDS, Cell, show_difference, show_number, show_spread
+from some_moe.lab.published_tables import RUN, SEEDS, figure_column, show_difference, show_spread
 from some_moe.lab.registry import EXPERIMENTS, find_experiment
+from some_moe.layout import ABSENT, Column, format_number
 from tools.audit_cells import (
     A_NAMES,
     B_NAMES,
     V_NAMES,
-    Run,
     Say,
     find_loss,
     find_printed_loss,
@@ -43,15 +43,15 @@ def write_lengths(evidence: Evidence) -> str:
         show = show_common if is_common else show_spread
         return lambda row: show(row.find(name), 4)
 
-    cells: Sequence[Cell[Length]] = (
-        Cell("run", lambda row: row.run, numeric=False, names=True),
-        Cell("split", lambda row: row.split, numeric=False, names=True),
-        Cell("seq_len", lambda row: str(row.seq_len), names=True),
-        *(Cell(header, find(*column)) for header, column in LENGTH_COLUMNS.items()),
-        Cell("seeds", lambda row: str(len(row.records)), names=True),
+    columns = (
+        Column("run", lambda row: row.run),
+        Column("split", lambda row: row.split),
+        figure_column("seq_len", lambda row: str(row.seq_len)),
+        *(figure_column(header, find(*column)) for header, column in LENGTH_COLUMNS.items()),
+        figure_column("seeds", lambda row: str(len(row.records))),
     )
     missing = () if evidence.lengths else (f"trained models in rows of other lengths ({LENGTH_FILES})",)
-    return write_table(cells, evidence.lengths, missing)
+    return write_table(columns, evidence.lengths, missing)
 
 
 # --- what had to be assumed -----------------------------------------------------------------------------------
@@ -73,20 +73,21 @@ def write_assumptions(evidence: Evidence) -> str:
     def judge(run: Comparison) -> Comparison:
         """The run, with its end judged as if the report had made the same choice."""
         base = find_experiment(run.name.split("-")[0])
-        return replace(run, final=replace(compare_experiment(base, ()).final, measured=run.measured))
+        published = compare_experiment(base, ()).published
+        return replace(run, experiment=replace(run.experiment, series=base.series), published=published)
 
     runs, missing = evidence.part(
         name for base, others in ASSUMED.items() for name in (base, *(f"{base}-{other}" for other in others))
     )
-    cells: Sequence[Run] = (
+    columns = (
         RUN,
         *pick("published loss", "padded loss"),
-        Run("difference", lambda run: show_difference(run.final)),
-        Run("verdict", lambda run: run.final.verdict, numeric=False),
+        figure_column("difference", show_difference),
+        Column("verdict", lambda run: run.verdict),
         *pick("honest loss", "published gini", "gini, padding counted"),
         SEEDS,
     )
-    return write_table(cells, [judge(run) for run in runs], missing, runs)
+    return write_table(columns, [judge(run) for run in runs], missing, runs)
 
 
 # --- differences and seeds ------------------------------------------------------------------------------------
@@ -124,16 +125,16 @@ def write_spread(evidence: Evidence) -> str:
         return len(pair[0].results), len(pair[1].results)
 
     spread = ABSENT if deviation is None else f"{deviation:.4f} ({degrees})"
-    cells: Sequence[Cell[Pair]] = (
-        Cell("runs", lambda pair: f"{pair[0].name} − {pair[1].name}", numeric=False, names=True),
-        Cell("published difference", sign(find_printed_loss)),
-        Cell("measured difference", sign(find_loss)),
-        Cell("deviation between seeds (degrees of freedom)", lambda _: spread),
-        Cell("published, in standard errors", lambda pair: weigh(pair, find_printed_loss, 1, 1)),
-        Cell("measured, in standard errors", lambda pair: weigh(pair, find_loss, *count(pair))),
-        Cell("seeds", lambda pair: "{} and {}".format(*count(pair)), names=True),
+    columns = (
+        Column("runs", lambda pair: f"{pair[0].name} − {pair[1].name}"),
+        figure_column("published difference", sign(find_printed_loss)),
+        figure_column("measured difference", sign(find_loss)),
+        figure_column("deviation between seeds (degrees of freedom)", lambda _: spread),
+        figure_column("published, in standard errors", lambda pair: weigh(pair, find_printed_loss, 1, 1)),
+        figure_column("measured, in standard errors", lambda pair: weigh(pair, find_loss, *count(pair))),
+        figure_column("seeds", lambda pair: "{} and {}".format(*count(pair))),
     )
-    return write_table(cells, [(found[a], found[b]) for a, b in PAIRS if a in found and b in found], missing, runs)
+    return write_table(columns, [(found[a], found[b]) for a, b in PAIRS if a in found and b in found], missing, runs)
 
 
 def pool_seeds(evidence: Evidence) -> tuple[float | None, int]:
@@ -155,15 +156,15 @@ def write_order(evidence: Evidence) -> str:
     runs = rank(found, find_loss)
     places = {run.name: str(place) for place, run in enumerate(runs, 1)}
     published = {run.name: str(place) for place, run in enumerate(rank(runs, find_printed_loss), 1)}
-    cells: Sequence[Run] = (
-        Run("place", lambda run: places[run.name], names=True),
+    columns = (
+        figure_column("place", lambda run: places[run.name]),
         RUN,
         *pick("padded loss"),
-        Run("published place", lambda run: published[run.name]),
+        figure_column("published place", lambda run: published[run.name]),
         *pick("published loss"),
         SEEDS,
     )
-    return write_table(cells, runs, missing, runs)
+    return write_table(columns, runs, missing, runs)
 
 
 # --- the collapse ---------------------------------------------------------------------------------------------
@@ -187,17 +188,17 @@ def write_collapse(evidence: Evidence) -> str:
     epochs, published = [], {"run": "A6, published"}
     for row in base.published.epochs:
         for kind, name, value in (("train", "train_loss", row.train_loss), ("val", "val_loss_padded", row.val_loss)):
-            epochs.append(Run(f"epoch {row.epoch}, {kind}", at(row.epoch, name)))
+            epochs.append(figure_column(f"epoch {row.epoch}, {kind}", at(row.epoch, name)))
             published[epochs[-1].header] = ABSENT if value is None else str(value)
-    cells: Sequence[Run] = (
+    columns = (
         RUN,
-        Run("changed", list_changed, numeric=False),
+        Column("changed", list_changed),
         *epochs,
         *pick("honest loss", "gini, padding counted", "gini, real tokens", "experts used"),
         *pick("largest logged gradient norm"),
         SEEDS,
     )
-    rows = [published, *({cell.header: cell.say(run) for cell in cells} for run in runs)]
+    rows = [published, *({cell.header: cell.say(run) for cell in columns} for run in runs)]
     seq_len = base.config.data.seq_len
     constant = find_constant(evidence, seq_len, base.config.model.vocab_size)
     if constant is None:
@@ -210,7 +211,7 @@ def write_collapse(evidence: Evidence) -> str:
     def look_up(header: str) -> Callable[[dict[str, str]], str]:
         return lambda row: row.get(header, ABSENT)
 
-    return write_table([Cell(c.header, look_up(c.header), c.numeric) for c in cells], rows, missing, runs)
+    return write_table([replace(c, say=look_up(c.header)) for c in columns], rows, missing, runs)
 
 
 def find_constant(evidence: Evidence, seq_len: int, vocab_size: int) -> Length | None:
@@ -246,15 +247,15 @@ def write_cost(evidence: Evidence) -> str:
         tokens, seconds = add(group, "tokens"), add(group, "seconds")
         return tokens / seconds if tokens is not None and seconds else None
 
-    cells: Sequence[Cell[Group]] = (
-        Cell("series", lambda group: group[0], numeric=False, names=True),
-        Cell("runs", lambda group: str(len(group[1]))),
-        Cell("steps", lambda group: show_number(add(group, "steps"))),
-        Cell("seconds of training", lambda group: show_number(add(group, "seconds"))),
-        Cell("real tokens per second", lambda group: show_number(find_speed(group))),
+    columns = (
+        Column("series", lambda group: group[0]),
+        figure_column("runs", lambda group: str(len(group[1]))),
+        figure_column("steps", lambda group: format_number(add(group, "steps"), ",.0f")),
+        figure_column("seconds of training", lambda group: format_number(add(group, "seconds"), ",.0f")),
+        figure_column("real tokens per second", lambda group: format_number(find_speed(group), ",.0f")),
     )
     _, missing = evidence.part(e.name for e in EXPERIMENTS if e.published is not None)
-    return write_table(cells, groups, missing)
+    return write_table(columns, groups, missing)
 
 
 # --- by name --------------------------------------------------------------------------------------------------

@@ -9,22 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from some_moe.cli import BAD_INPUT, FAILED, Parser, UsageError, is_bad_input, write
-from some_moe.commands.results import check_file, write_file
+from some_moe.config import ConfigError
+from some_moe.files import write_whole
 from some_moe.glass.page.markdown import plain, sentence
 from some_moe.lab.published import compare_results, read_results
-from some_moe.lab.published_document import link_to, write_document
-from some_moe.lab.published_figures import draw_losses, draw_usage, shows_the_same
 from some_moe.lab.published_tables import group_comparisons
 from tools.audit import draw_shown, fill_audit
 from tools.audit_evidence import Evidence, read_lengths
 from tools.experiment_index import write_index
+from tools.published_document import link_to, write_document
+from tools.published_figures import draw_losses, draw_usage, shows_the_same
 
 COMMAND = "python -m tools.documents"
 AUDIT = "audit.md"
-ORIGIN = (
-    "Made by `make docs` from the files in {results}; `make docs-check` tells whether it still shows them. Change "
-    "nothing here by hand."
-)
 INDEX_NOTE = (
     "The entries and fields of the published index, in its order, with what was measured here beside them. The MVP "
     "runs stand outside that index."
@@ -58,7 +55,10 @@ def write_documents(arguments: list[str]) -> int:
         raise UsageError(f"--out {out} is not Markdown; give a name that ends in .md")
     if out.name == AUDIT:
         raise UsageError(f"--out {out} is the name of the audit, which is written by hand; give another name")
-    check_file(options.out, "--out")
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder; name a file in it")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out} lies in a folder that does not exist; make the folder first")
     files = make_documents(Path(options.results), out)
     documents = ", ".join(str(path) for path in files if path.suffix == ".md")
     num_figures = sum(path.suffix == ".svg" for path in files)
@@ -90,11 +90,11 @@ def make_documents(results: Path, out: Path) -> dict[Path, bytes]:
             drawing = draw({series: members})
             if drawing is not None:
                 file = out.parent / "figures" / f"{out.stem}-{kind}-{short}.svg"
-                figures[file] = drawing.to_bytes("svg")
+                figures[file] = drawing.to_svg()
                 picture = f"![{plain(f'{series}. {drawing.title}')}]({link_to(file, out.parent)})"
                 paragraphs.setdefault(series, []).extend([picture, sentence(drawing.caption)])
     index = ["## Experiment index, v2 to v7", INDEX_NOTE, *write_index(comparisons)]
-    text = write_document(comparisons, folder=out.parent, origin=ORIGIN, figures=paragraphs, closing=index)
+    text = write_document(comparisons, folder=out.parent, figures=paragraphs, closing=index)
     documents = {out: text.encode()}
     audit = out.with_name(AUDIT)
     if audit.is_file():
@@ -102,8 +102,17 @@ def make_documents(results: Path, out: Path) -> dict[Path, bytes]:
         prose = audit.read_text(encoding="utf-8")
         documents[audit] = fill_audit(prose, evidence, file=str(audit)).encode()
         for name, drawing in draw_shown(prose, evidence, file=str(audit)).items():
-            figures[out.parent / "figures" / f"{name}.svg"] = drawing.to_bytes("svg")
+            figures[out.parent / "figures" / f"{name}.svg"] = drawing.to_svg()
     return documents | figures
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Write a file whole; where that is impossible, say so in one sentence."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, contents)
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror}); choose another place") from None
 
 
 def find_outdated(files: Mapping[Path, bytes]) -> list[tuple[Path, str]]:

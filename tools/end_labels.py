@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from some_moe.lab.label_places import FONT_SIZE, find_renderer
+from tools.label_places import FONT_SIZE, find_renderer
 
 LEADING = 1.05  # from one name to the next, in heights of a line of text
 JOIN: Any = {"arrowstyle": "-", "linewidth": 0.6, "alpha": 0.7, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 3}

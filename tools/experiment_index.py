@@ -106,7 +106,7 @@ def _report(comparison: Comparison) -> str:
 
 def _measure(comparison: Comparison) -> str:
     """The same figures as measured, and the loss over real tokens."""
-    point, measured = comparison.final, comparison.final.measured
+    measured = comparison.measured
     if not comparison.results:
         return plain(f"{comparison.name}: {NOT_MEASURED} yet.")
     counted = "all" if comparison.experiment.config.data.count_padding else "real"
@@ -117,8 +117,9 @@ def _measure(comparison: Comparison) -> str:
         ("perplexity", 2, "perplexity {} over real tokens" if padded else "perplexity {}"),
         (f"gini_{counted}", 3, "gini {}"),
         (f"entropy_bits_{counted}", 3, "entropy {} bits"),
-        ("experts_used", 0, f"{{}} of {show_experts(point)} experts used"),
+        ("experts_used", 0, f"{{}} of {show_experts(comparison)} experts used"),
     ]
     text = ", ".join(p.format(show_spread(measured[name], digits)) for name, digits, p in figures if name in measured)
-    verdict = f" {point.verdict.capitalize()} {point.tolerance}." if point.verdict in (WITHIN, OUTSIDE) else ""
-    return plain(f"{comparison.name}: {text}.{verdict}")
+    verdict = comparison.verdict
+    judged = f" {verdict.capitalize()} {comparison.tolerance}." if verdict in (WITHIN, OUTSIDE) else ""
+    return plain(f"{comparison.name}: {text}.{judged}")

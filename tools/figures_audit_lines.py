@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from some_moe.glass.figures.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, SOFT, make_panels, spectrum, styled
 from some_moe.lab.published import Spread
-from some_moe.lab.published_figures import PublishedFigure, settle
 from some_moe.lab.registry import EXPERIMENTS, find_experiment
 from tools.audit_evidence import Evidence
 from tools.audit_tables import find_constant
 from tools.end_labels import label_ends
+from tools.published_figures import PublishedFigure, settle
 
 DASHES, SHORT_DASHES, DOTS = (0, (4, 2.5)), (0, (3.5, 1.2)), (0, (1, 2))
 THICK: Mapping[str, Any] = {"linewidth": 2.6, "zorder": 4}

@@ -7,11 +7,11 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from some_moe.glass.figures.canvas import GREEN, GREY, INK, PURPLE, add_legend_below, make_panels, styled
-from some_moe.lab.label_places import FONT_SIZE
 from some_moe.lab.published import Comparison
-from some_moe.lab.published_figures import PublishedFigure, settle
 from tools.audit_cells import A_NAMES, B_NAMES, V_NAMES, find_printed_loss
 from tools.audit_evidence import Evidence
+from tools.label_places import FONT_SIZE
+from tools.published_figures import PublishedFigure, settle
 
 HOLLOW: Any = {
     "marker": "D", "markersize": 6, "color": INK, "linestyle": "", "markerfacecolor": "none", "markeredgewidth": 1.2,

@@ -1,7 +1,6 @@
 """The trigram is a Kneser–Ney model: right by hand, by a slow reference, and a distribution everywhere."""
 
 import math
-import time
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -164,10 +163,13 @@ def test_ids_outside_the_vocabulary_and_rows_without_targets_are_refused() -> No
         Trigram.fit(TOY, vocab_size=1 << 21, discount=0.5)
 
 
-def test_two_million_tokens_are_fitted_and_scored_quickly() -> None:
+def test_two_million_tokens_score_as_their_tenths_do() -> None:
+    """No tables of vocabulary × vocabulary, no loop over tokens: either would hang here."""
     random = np.random.default_rng(9)
     ids = np.minimum(random.zipf(1.3, size=(10_000, 200)) + 1, 8191)
     ids[:, 0], ids[:, -1] = BOS, EOS
-    start = time.process_time()
-    assert 0 < Trigram.fit(list(ids), vocab_size=8192, discount=0.75).loss(list(ids)) < math.log(8192)
-    assert time.process_time() - start < 10
+    model = Trigram.fit(list(ids), vocab_size=8192, discount=0.75)
+    loss = model.loss(list(ids))
+    assert 0 < loss < math.log(8192)
+    parts = [model.loss(list(part)) for part in ids.reshape(10, 1000, 200)]
+    assert loss == pytest.approx(sum(parts) / 10)

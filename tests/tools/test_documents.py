@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from some_moe.lab.published_figures import shows_the_same
 from some_moe.lab.registry import EXPERIMENTS
 from tools.documents import find_outdated, main, make_documents
 from tools.experiment_index import ENTRIES
+from tools.published_figures import shows_the_same
 
 MakeUp = Callable[..., Path]
 REPOSITORY = Path(__file__).parents[2]

@@ -2,19 +2,18 @@
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from some_moe.config import ConfigError
-from some_moe.lab.registry import EXPERIMENTS, find_experiment
+from some_moe.lab.registry import EXPERIMENTS
 from some_moe.lab.registry.records import Experiment, Published
 from some_moe.lab.registry.selection import select_experiments
 from some_moe.lab.registry.tolerances import Tolerance, find_tolerance
@@ -35,10 +34,9 @@ Figures = dict[str, float]
 
 READ = ("step", "train_loss", "val_loss", "val_loss_padded", "best_val_loss", "perplexity", "bits_per_byte",
         "experts_used")  # fmt: skip
+TOLD = ("steps", "tokens", "seconds", "tokens_per_second", "total_parameters", "trainable_parameters", "status",
+        "device", "date", "commit", "command", "epochs_scaled")  # fmt: skip
 PRINTED = ("train_loss", "val_loss", "perplexity", "gini", "entropy_bits", "experts_used")
-
-
-# --- one result -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +50,7 @@ class Result:
 
     def text(self, name: str) -> str:
         """A field that holds words, or "" where it is absent."""
-        value = self.record.get(name)
-        return value if isinstance(value, str) else ""
+        return str(self.record.get(name) or "")
 
     def number(self, name: str) -> float | None:
         """A field that holds a number, or None where it is absent or no finite number."""
@@ -62,32 +59,26 @@ class Result:
     @property
     def overrides(self) -> Mapping[str, Any]:
         """Settings that were chosen otherwise than registered, the data and the seed apart."""
-        chosen = self.record.get("overrides")
-        return chosen if isinstance(chosen, dict) else {}
+        return self.record.get("overrides") or {}
 
     def setting(self, field: str) -> Any:
         """A setting as it was run; field: "data.batch_size"."""
         return self.overrides.get(field, attrgetter(field)(self.experiment.config))
 
-    def final(self) -> Figures:
-        """The figures at the last step."""
-        layers, middle = _rows(self.record.get("layers")), self.record.get("middle_layer")
-        layer = next((layer for layer in layers if layer.get("layer") == middle), {})
-        figures = self._read({**self.record, **layer})
-        last = max(self._epoch_records(), key=lambda row: row["epoch"], default={})
-        # The same moment: one may know what the other does not.
-        return self._read(last) | figures if last.get("step") == self.record.get("steps") else figures
-
-    def epochs(self) -> dict[int, Figures]:
-        """The figures at the end of each epoch, as the published run counts epochs."""
-        return {row["epoch"]: self._read(row) for row in self._epoch_records()}
-
-    def _epoch_records(self) -> list[dict[str, Any]]:
+    def read_figures(self) -> dict[int | None, Figures]:
+        """The figures at the end of each epoch, as the published run counts epochs; under None, at the last step."""
         rows = _rows(self.record.get("published_epochs"))
         # Where the number of epochs was changed, the run's own epochs are not the published ones.
         if not rows and not self.record.get("epochs_scaled"):
             rows = _rows(self.record.get("epochs"))
-        return [row for row in rows if isinstance(row.get("epoch"), int)]
+        epochs = {row["epoch"]: self._read(row) for row in rows if isinstance(row.get("epoch"), int)}
+        layers, middle = _rows(self.record.get("layers")), self.record.get("middle_layer")
+        end = self._read(dict(self.record) | next((layer for layer in layers if layer.get("layer") == middle), {}))
+        last = epochs[max(epochs)] if epochs else {}
+        if last.get("step") == self.record.get("steps"):
+            end = last | end  # the same moment: one may know what the other does not
+        # The end of a run is the end of its last epoch, also where nothing was written down on the way.
+        return {**(epochs or {self.experiment.config.train.epochs: end}), None: end}
 
     def _read(self, row: Mapping[str, Any]) -> Figures:
         """Read a record's figures; what it calls gini counts padding where the run does."""
@@ -106,15 +97,15 @@ class Result:
 
 def finite_number(value: Any) -> float | None:
     """The value, or None where it is no finite number."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if number else None
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _to_number(value: Decimal | int | None) -> float | int | None:
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def _rows(value: Any) -> list[dict[str, Any]]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-
-
-# --- the results folder ---------------------------------------------------------------------------------------
 
 
 def read_results(folder: Path) -> tuple[list[Result], list[str]]:
@@ -126,14 +117,11 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
     results = [result for result in found.values() if result is not None]
     if not results:
         raise ConfigError(f"{str(folder)!r} holds no result of a registered experiment; {cure}")
-    seen: dict[tuple[str, int | None], str] = {}
-    for result in results:
-        name, seed, file = result.experiment.name, result.seed, result.file.name
-        first = seen.setdefault((name, seed), file)
-        if first != file:
-            raise ConfigError(f"{first} and {file} both hold {name} with seed {seed}; keep one of them")
-    order = {experiment.name: place for place, experiment in enumerate(EXPERIMENTS)}
-    results.sort(key=lambda r: (order[r.experiment.name], -1 if r.seed is None else r.seed, r.file.name))
+    results.sort(key=lambda r: (EXPERIMENTS.index(r.experiment), -1 if r.seed is None else r.seed, r.file.name))
+    for one, other in pairwise(results):
+        if one.experiment is other.experiment and one.seed == other.seed:
+            both, run = f"{one.file.name} and {other.file.name}", one.experiment.name
+            raise ConfigError(f"{both} both hold {run} with seed {one.seed}; keep one of them")
     return results, [file.name for file, result in found.items() if result is None]
 
 
@@ -145,15 +133,10 @@ def _read_result(file: Path) -> Result | None:
         raise ConfigError(f"{str(file)!r} cannot be read ({error}); remove it, or measure it again") from None
     if not isinstance(record, dict):
         return None
-    named = re.fullmatch(r"(.+)-seed(\d+)", file.stem)
-    name, seed = record.get("experiment"), record.get("seed")
-    if not isinstance(name, str):
-        name = named[1] if named else ""
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        seed = int(named[2]) if named else None
-    with suppress(ConfigError):
-        return Result(file=file, experiment=find_experiment(name), seed=seed, record=record)
-    return None
+    name, _, digits = file.stem.rpartition("-seed")  # for a record that does not say them
+    run, seed = record.get("experiment") or name, record.get("seed", int(digits) if digits.isdigit() else None)
+    found = [Result(file=file, experiment=e, seed=seed, record=record) for e in EXPERIMENTS if e.name == run]
+    return found[0] if found else None
 
 
 # --- published against measured -------------------------------------------------------------------------------
@@ -182,23 +165,27 @@ class Spread:
 class Point:
     """What was published and what was measured at one moment: the end of an epoch, or of the run (epoch None)."""
 
-    run: Experiment
+    experiment: Experiment
     epoch: int | None
     published: Mapping[str, Decimal | int]  # what was printed; nothing else has an entry
     measured: Mapping[str, Spread]
 
     @property
     def name(self) -> str:
-        return self.run.name
+        return self.experiment.name
 
     @property
     def tolerance(self) -> Tolerance | None:
-        return find_tolerance(self.run)
+        return find_tolerance(self.experiment)
+
+    @property
+    def loss_name(self) -> str:
+        """The measured loss of the kind that the report prints: over padding too, or over real tokens."""
+        return "val_loss_padded" if self.experiment.config.data.loss_on == "all_positions" else "val_loss"
 
     @property
     def loss(self) -> Spread | None:
-        """The measured loss of the kind that the report prints: over padding too, or over real tokens."""
-        return self.measured.get(loss_name(self.run))
+        return self.measured.get(self.loss_name)
 
     @cached_property
     def difference(self) -> Decimal | None:
@@ -227,36 +214,21 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One experiment: its results, and each moment at which something was published or measured."""
+class Comparison(Point):
+    """The end of an experiment, with its results and each epoch of which something was published or measured."""
 
-    experiment: Experiment
     results: Sequence[Result]
-    final: Point
     epochs: Sequence[Point]
-
-    @property
-    def name(self) -> str:
-        return self.experiment.name
-
-    @property
-    def published(self) -> Mapping[str, Decimal | int]:
-        """What was printed of its end."""
-        return self.final.published
-
-    @property
-    def measured(self) -> Mapping[str, Spread]:
-        """What was measured at its end."""
-        return self.final.measured
 
     @property
     def judged(self) -> Sequence[Point]:
         """The moments to be judged: the epochs, or the end alone where no epoch's loss was published."""
-        return self.epochs if any("val_loss" in point.published for point in self.epochs) else (self.final,)
+        return self.epochs if any("val_loss" in point.published for point in self.epochs) else (self,)
 
-    def to_dict(self) -> dict[str, Any]:
-        published, tolerance = self.experiment.published or Published(), self.final.tolerance
-        count, millions = self.experiment.parameters, ("total_parameters_millions", "trainable_parameters_millions")
+    def describe(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        published, count = self.experiment.published or Published(), self.experiment.parameters
+        millions = ("total_parameters_millions", "trainable_parameters_millions")
         return {
             "name": self.name,
             "series": self.experiment.series,
@@ -265,87 +237,58 @@ class Comparison:
             "trainable_parameters": count.trainable,
             **{f"published_{name}": _to_number(getattr(published, name)) for name in millions},
             "published_steps": published.steps,
-            "loss": loss_name(self.experiment),
-            "tolerance": None if tolerance is None else str(tolerance),
-            "final": self.final.to_dict(),
+            "loss": self.loss_name,
+            "tolerance": None if self.tolerance is None else str(self.tolerance),
+            "final": self.to_dict(),
             "epochs": [point.to_dict() for point in self.epochs],
-            "results": [_describe_result(result) for result in self.results],
+            "results": [
+                {"file": result.file.name, "seed": result.seed} | {name: result.record.get(name) for name in TOLD}
+                for result in self.results
+            ],
         }
-
-
-def loss_name(experiment: Experiment) -> str:
-    """The measured loss that is of the same kind as the published one."""
-    return "val_loss_padded" if experiment.config.data.loss_on == "all_positions" else "val_loss"
-
-
-def _describe_result(result: Result) -> dict[str, Any]:
-    """What a reader needs to know about one file, ready for JSON."""
-    numbers = ("steps", "tokens", "seconds", "tokens_per_second", "total_parameters", "trainable_parameters")
-    words = ("status", "device", "date", "commit", "command")
-    return {
-        "file": result.file.name,
-        "seed": result.seed,
-        **{name: result.number(name) for name in numbers},
-        **{name: result.text(name) or None for name in words},
-        "epochs_scaled": result.record.get("epochs_scaled"),
-    }
-
-
-def _to_number(value: Decimal | int | None) -> float | int | None:
-    return float(value) if isinstance(value, Decimal) else value
 
 
 def compare_results(results: Sequence[Result], names: Sequence[str] = ()) -> list[Comparison]:
     """Compare the named experiments and series, or every published and every measured run, in the registry's order."""
     found = {e.name: [result for result in results if result.experiment is e] for e in EXPERIMENTS}
-    chosen = {e.name for e in EXPERIMENTS if found[e.name] or e.published is not None}
-    if names:
-        chosen = {e.name for e in select_experiments(names)}
-        if not any(found[name] for name in chosen):
-            words = " ".join(names)
-            raise ConfigError(f"no result of {words} is there; `some experiments run {words}` makes it")
-    return [compare_experiment(e, found[e.name]) for e in EXPERIMENTS if e.name in chosen]
+    chosen = select_experiments(names) if names else [e for e in EXPERIMENTS if found[e.name] or e.published]
+    if names and not any(found[experiment.name] for experiment in chosen):
+        words = " ".join(names)
+        raise ConfigError(f"no result of {words} is there; `some experiments run {words}` makes it")
+    return [compare_experiment(e, found[e.name]) for e in EXPERIMENTS if e in chosen]
 
 
 def compare_experiment(experiment: Experiment, results: Sequence[Result]) -> Comparison:
     """Set what was published of an experiment beside its results, one a seed (none: nothing measured yet)."""
     published = experiment.published or Published()
     printed = {row.epoch: row for row in published.epochs}
-    finals = [result.final() for result in results]
-    # The end of a run is the end of its last epoch, also where nothing was written down on the way.
-    last = experiment.config.train.epochs
-    measured = [result.epochs() or {last: final} for result, final in zip(results, finals, strict=True)]
+    seeds = [result.read_figures() for result in results]
+    moments = {*printed, *(epoch for figures in seeds for epoch in figures if epoch is not None)}
     epochs = [
-        _set_beside(experiment, epoch, printed.get(epoch), [run[epoch] for run in measured if epoch in run])
-        for epoch in sorted({*printed, *(epoch for run in measured for epoch in run)})
+        Point(experiment=experiment, epoch=epoch, **_set_beside(printed.get(epoch), seeds, epoch))
+        for epoch in sorted(moments)
     ]
-    final = _set_beside(experiment, None, published, finals)
-    return Comparison(experiment=experiment, results=results, final=final, epochs=epochs)
+    end = _set_beside(published, seeds, None)
+    return Comparison(experiment=experiment, epoch=None, results=results, epochs=epochs, **end)
 
 
-def _set_beside(run: Experiment, epoch: int | None, printed: Any, seeds: Sequence[Figures]) -> Point:
-    """One moment. printed: what was published of it, an epoch or a whole run; seeds: what each of them measured."""
-    published = {name: value for name in PRINTED if (value := getattr(printed, name, None)) is not None}
-    names = dict.fromkeys(name for figures in seeds for name in figures)
-    measured = {name: Spread(tuple(figures[name] for figures in seeds if name in figures)) for name in names}
-    return Point(run=run, epoch=epoch, published=published, measured=measured)
+def _set_beside(printed: Any, seeds: Sequence[Mapping[int | None, Figures]], epoch: int | None) -> dict[str, Any]:
+    """What was published of an epoch or a whole run, and what the seeds measured then, as fields of a point."""
+    found = [figures[epoch] for figures in seeds if epoch in figures]
+    names = dict.fromkeys(name for figures in found for name in figures)
+    return {
+        "published": {name: value for name in PRINTED if (value := getattr(printed, name, None)) is not None},
+        "measured": {name: Spread(tuple(figures[name] for figures in found if name in figures)) for name in names},
+    }
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """One run's losses of one verdict: at these epochs, or, where `epochs` is empty, throughout."""
-
-    run: str
-    epochs: tuple[int, ...]
-
-
-def judge(comparisons: Iterable[Comparison]) -> dict[str, list[Judgement]]:
-    """Return {verdict: the losses that it is about}, for every verdict there is."""
-    verdicts: dict[str, list[Judgement]] = {verdict: [] for verdict in VERDICTS}
+def judge(comparisons: Iterable[Comparison]) -> dict[str, dict[str, list[int | None]]]:
+    """Return {verdict: {run: epochs whose loss it is about}}, for every verdict there is; no epochs: all of the run."""
+    verdicts: dict[str, dict[str, list[int | None]]] = {verdict: {} for verdict in VERDICTS}
     for comparison in comparisons:
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[int | None]] = {}
         for point in comparison.judged:
-            found.setdefault(point.verdict, []).extend([] if point.epoch is None else [point.epoch])
+            found.setdefault(point.verdict, []).append(point.epoch)
         for verdict, epochs in found.items():
-            verdicts[verdict].append(Judgement(comparison.name, tuple(epochs) if len(found) > 1 else ()))
+            verdicts[verdict][comparison.name] = epochs if len(found) > 1 else []
     return verdicts

@@ -1,143 +1,43 @@
-"""Published against measured as tables, narrow enough for a terminal of 80 columns and for a phone."""
+"""Published against measured as tables, narrow enough for a terminal of 80 columns and for a phone, with notes."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
-from some_moe.lab.published import OUTSIDE, VERDICTS, WITHIN, Comparison, Point, Result, Spread, judge, loss_name
-from some_moe.lab.registry import EXPERIMENTS
-from some_moe.lab.result_notes import list_notes
-from some_moe.layout import Column, Style, format_table, wrap
-
-ABSENT = "–"
-WIDEST_TEXT = 100
-T = TypeVar("T")
-Row = TypeVar("Row", contravariant=True)
+from some_moe.lab.card import EXECUTION, WIDEST_TEXT, format_value
+from some_moe.lab.published import VERDICTS, Comparison, Point, Result, Spread, judge
+from some_moe.layout import ABSENT, Column, Style, Table, format_number, format_table, make_table, wrap
 
 LOSSES = {"val_loss_padded": "padding counted", "val_loss": "real tokens"}
-LOSS_NOTE = "Validation, in nats; difference: measured minus published."
-REAL_NOTE = (
-    "Loss in nats per real token at the end and at the best step, and the perplexity at the end. The reports up to v4 "
-    "count padding, which is easy to foresee: their perplexities belong beside the column with padding."
-)
-SEED_NOTE = "Mean ± standard deviation at the last step; lowest and highest are over real tokens."
-COST_NOTE = "Seconds are of training steps alone, on a machine that other runs may have shared."
-OVERVIEW_NOTE = "Within and outside (on either side) count published losses, of every epoch that a report prints."
-USAGE_NOTE = "Of selections in validation. The reports up to v4 count all positions, padding too."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """One table, with its title and how to read it."""
-
-    title: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Cell(Generic[Row]):
-    """One column: its header, and what it says of a row. The headers of `names` stand for the row itself."""
-
-    header: str
-    say: Callable[[Row], str]
-    numeric: bool = True
-    names: bool = False
-    wraps: bool = False
-
-
-def make_sheet(title: str, cells: Sequence[Cell[T]], rows: Sequence[T], note: str = "") -> list[Sheet]:
-    """Return the table without the columns that say nothing; no table where nothing is said."""
-    filled = [(cell, [cell.say(row) for row in rows]) for cell in cells]
-    filled = [(cell, texts) for cell, texts in filled if set(texts) - {ABSENT}]
-    if all(cell.names for cell, _ in filled):
-        return []
-    columns = [Column(cell.header, numeric=cell.numeric, wraps=cell.wraps) for cell, _ in filled]
-    return [Sheet(title=title, columns=columns, rows=list(zip(*(t for _, t in filled), strict=True)), note=note)]
-
-
-# --- cells ----------------------------------------------------------------------------------------------------
-
-
-Moment = Comparison | Point
-"""What has a name, published figures and measured ones; a run stands for its end."""
-
-
-def show_number(value: float | None, digits: int = 0) -> str:
-    return ABSENT if value is None else f"{value:,.{digits}f}"
+NAMES = {"run", "epoch", "seeds", "file", "of"}
+"""Headers that stand for a row itself: alone they say nothing."""
 
 
 def show_spread(spread: Spread | None, digits: int = 4) -> str:
     """The figure, or mean ± standard deviation over several seeds."""
     if spread is None:
         return ABSENT
-    return show_number(spread.mean, digits) + ("" if spread.stdev is None else f" ± {spread.stdev:.{digits}f}")
+    return f"{spread.mean:,.{digits}f}" + ("" if spread.stdev is None else f" ± {spread.stdev:.{digits}f}")
 
 
 def show_difference(point: Point) -> str:
     """Measured minus published, and as a share of the published loss where the tolerance is one."""
     if point.difference is None:
         return ABSENT
-    text = f"{point.difference:+.4f}"
-    if point.tolerance is not None and point.tolerance.share:
-        text += f" ({float(point.difference) / float(point.published['val_loss']):+.1%})"
-    return text
+    shared = point.tolerance is not None and point.tolerance.share
+    share = f" ({float(point.difference) / float(point.published['val_loss']):+.1%})" if shared else ""
+    return f"{point.difference:+.4f}{share}"
 
 
-def show_used(moment: Moment) -> str:
+def show_used(point: Point) -> str:
     """Experts used: whole ones, unless it is a mean over seeds."""
-    used = moment.measured.get("experts_used")
+    used = point.measured.get("experts_used")
     return show_spread(used, int(used is not None and len(used.values) > 1))
 
 
-def show_experts(moment: Moment) -> str:
+def show_experts(point: Point) -> str:
     """How many experts a layer has; all seeds have as many."""
-    experts = moment.measured.get("num_experts")
-    return ABSENT if experts is None else show_number(experts.values[0])
-
-
-def printed(name: str) -> Callable[[Moment], str]:
-    """A published figure, digit for digit."""
-    return lambda moment: str(moment.published.get(name, ABSENT))
-
-
-def measured(name: str, digits: int = 4) -> Callable[[Moment], str]:
-    """A figure over all seeds."""
-    return lambda moment: show_spread(moment.measured.get(name), digits)
-
-
-RUN = Cell[Moment]("run", lambda moment: moment.name, numeric=False, names=True)
-SEEDS = Cell[Comparison]("seeds", lambda run: str(len(run.results)), names=True)
-EPOCH = Cell[Point]("epoch", lambda point: "end" if point.epoch is None else str(point.epoch), names=True)
-LOSS: Sequence[Cell[Point]] = (
-    Cell("published", printed("val_loss")),
-    Cell("measured", lambda point: show_spread(point.loss)),
-    Cell("difference", show_difference),
-    Cell("verdict", lambda point: point.verdict, numeric=False),
-)
-REAL: Sequence[Cell[Point]] = (
-    Cell("loss", measured("val_loss")),
-    Cell("best", measured("best_val_loss")),
-    Cell("bits per byte", measured("bits_per_byte")),
-    Cell("perplexity", measured("perplexity", 2)),
-    Cell("with padding", measured("perplexity_padded", 2)),
-    Cell("published", printed("perplexity")),
-)
-GINI, ENTROPY = (
-    (
-        Cell[Point]("published", printed(name)),
-        Cell[Point]("all positions", measured(f"{name}_all", 3)),
-        Cell[Point]("real tokens", measured(f"{name}_real", 3)),
-    )
-    for name in ("gini", "entropy_bits")
-)
-USED: Sequence[Cell[Point]] = (
-    Cell("published", printed("experts_used")),
-    Cell("measured", show_used),
-    Cell("of", show_experts, names=True),
-)
+    experts = point.measured.get("num_experts")
+    return ABSENT if experts is None else f"{experts.values[0]:,.0f}"
 
 
 def _show_extent(run: Comparison) -> str:
@@ -145,144 +45,203 @@ def _show_extent(run: Comparison) -> str:
     return ABSENT if loss is None else f"{min(loss.values):.4f} to {max(loss.values):.4f}"
 
 
-def _count(name: str) -> Callable[[Comparison], str]:
-    """The parameters that the runs had; all seeds have as many."""
-    return lambda run: show_number(next((n for r in run.results if (n := r.number(name)) is not None), None))
+def figure_column(header: str, say: Callable[[Any], str]) -> Column:
+    return Column(header, say, numeric=True)
 
 
-def _published_size(name: str) -> Callable[[Comparison], str]:
-    return lambda run: str(getattr(run.experiment.published, name, None) or ABSENT)
+def printed_column(header: str, name: str) -> Column:
+    """A published figure, digit for digit."""
+    return figure_column(header, lambda point: str(point.published.get(name, ABSENT)))
 
 
-def _recorded(name: str, digits: int = 0) -> Callable[[Result], str]:
-    return lambda result: show_number(result.number(name), digits)
+def measured_column(header: str, name: str, digits: int = 4) -> Column:
+    """A figure over all seeds."""
+    return figure_column(header, lambda point: show_spread(point.measured.get(name), digits))
 
 
-OVER_SEEDS: Sequence[Cell[Comparison]] = (
-    RUN,
-    SEEDS,
-    Cell("with padding", measured("val_loss_padded")),
-    Cell("real tokens", measured("val_loss")),
-    Cell("lowest to highest", _show_extent),
-)
-SIZE: Sequence[Cell[Comparison]] = (
-    RUN,
-    Cell("parameters", _count("total_parameters")),
-    Cell("published M", _published_size("total_parameters_millions")),
-    Cell("trained", _count("trainable_parameters")),
-    Cell("published M", _published_size("trainable_parameters_millions")),
-)
-COST: Sequence[Cell[Result]] = (
-    Cell("file", lambda result: result.file.name, numeric=False, names=True),
-    Cell("steps", _recorded("steps")),
-    Cell("published", lambda result: show_number(getattr(result.experiment.published, "steps", None))),
-    Cell("tokens/s", _recorded("tokens_per_second")),
-    Cell("seconds", _recorded("seconds", 1)),
-    Cell("runs at once", _recorded("at_once")),
-    Cell("device", lambda result: result.text("device") or ABSENT, numeric=False, wraps=True),
-)
+def _usage_columns(name: str) -> tuple[Column, ...]:
+    every, real = measured_column("all positions", f"{name}_all", 3), measured_column("real tokens", f"{name}_real", 3)
+    return printed_column("published", name), every, real
+
+
+def _recorded_column(header: str, name: str, form: str = ",.0f") -> Column:
+    """What one result says."""
+    return figure_column(header, lambda result: format_number(result.number(name), form))
+
+
+def _stated_column(header: str, name: str, form: str = "") -> Column:
+    """What the report of a result's experiment says."""
+    return figure_column(header, lambda result: format_number(getattr(result.experiment.published, name, None), form))
 
 
 # --- tables ---------------------------------------------------------------------------------------------------
 
+RUN = Column("run", lambda row: row.experiment.name)
+EPOCH = figure_column("epoch", lambda point: "end" if point.epoch is None else str(point.epoch))
+SEEDS = figure_column("seeds", lambda run: str(len(run.results)))
+LOSS = (
+    printed_column("published", "val_loss"),
+    figure_column("measured", lambda point: show_spread(point.loss)),
+    figure_column("difference", show_difference),
+    Column("verdict", lambda point: point.verdict),
+)
+FIGURES = {
+    "Validation over real tokens, and perplexity": (
+        measured_column("loss", "val_loss"),
+        measured_column("best", "best_val_loss"),
+        measured_column("bits per byte", "bits_per_byte"),
+        measured_column("perplexity", "perplexity", 2),
+        measured_column("with padding", "perplexity_padded", 2),
+        printed_column("published", "perplexity"),
+    ),
+    "Gini of the middle layer": _usage_columns("gini"),
+    "Entropy of the middle layer, bits": _usage_columns("entropy_bits"),
+    "Experts used in the middle layer": (
+        printed_column("published", "experts_used"),
+        figure_column("measured", show_used),
+        figure_column("of", show_experts),
+    ),
+}
+"""Tables of what is measured besides the loss that is judged."""
+OVER_SEEDS = (
+    RUN,
+    SEEDS,
+    measured_column("with padding", "val_loss_padded"),
+    measured_column("real tokens", "val_loss"),
+    figure_column("lowest to highest", _show_extent),
+)
+SIZE = (
+    RUN,
+    _recorded_column("parameters", "total_parameters"),
+    _stated_column("published M", "total_parameters_millions"),
+    _recorded_column("trained", "trainable_parameters"),
+    _stated_column("published M", "trainable_parameters_millions"),
+)
+COST = (
+    Column("file", lambda result: result.file.name),
+    _recorded_column("steps", "steps"),
+    _stated_column("published", "steps", ","),
+    _recorded_column("tokens/s", "tokens_per_second"),
+    _recorded_column("seconds", "seconds", ",.1f"),
+    _recorded_column("runs at once", "at_once"),
+    Column("device", lambda result: result.text("device") or ABSENT, wraps=True),
+)
 
-def list_sheets(comparisons: Sequence[Comparison], *, every_epoch: bool = False) -> list[Sheet]:
+
+def make_tables(*parts: tuple[str, Sequence[Column], Sequence[Any]]) -> dict[str, Table]:
+    """Return {title: table} without the columns, and the tables, that say nothing. parts: (title, columns, rows)."""
+    tables = {title: make_table(columns, rows, silence=ABSENT) for title, columns, rows in parts if rows}
+    return {title: table for title, table in tables.items() if {column.header for column in table.columns} - NAMES}
+
+
+def list_tables(comparisons: Sequence[Comparison], *, every_epoch: bool = False) -> dict[str, Table]:
     """All tables of some runs: their ends, published losses of those not measured too, then seeds, sizes and cost.
 
     every_epoch: before each end stand the epochs, where there are several.
     """
     points: list[Point] = []
     for run in comparisons:
-        points += run.epochs if every_epoch and run.results and len(run.epochs) > 1 else ()
-        points.append(run.final)
-    results = [result for run in comparisons for result in run.results]
-    return [
-        *point_sheets(points, (RUN, EPOCH) if every_epoch else (RUN,)),
-        *make_sheet(
-            "Validation loss over seeds", OVER_SEEDS, [c for c in comparisons if len(c.results) > 1], SEED_NOTE
-        ),
-        *make_sheet("Size", SIZE, [run for run in comparisons if run.results]),
-        *make_sheet("Steps and speed", COST, results, COST_NOTE),
-    ]
-
-
-def epoch_sheets(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """Every epoch of the runs that were measured."""
-    return point_sheets([point for run in comparisons if run.results for point in run.epochs], (RUN, EPOCH))
-
-
-def point_sheets(points: Sequence[Point], rows: Sequence[Cell[Point]]) -> list[Sheet]:
-    """Everything that was published and measured at some moments. rows: the cells that name a row."""
-    found = [point for point in points if point.measured]
-    kinds = {loss_name(point.run) for point in points}
-    kind = "as each report counts it" if len(kinds) > 1 else LOSSES[kinds.pop()] if kinds else ""
-    return [
-        *make_sheet(f"Validation loss, {kind}", (*rows, *LOSS), points, LOSS_NOTE),
-        *make_sheet("Validation over real tokens, and perplexity", (*rows, *REAL), found, REAL_NOTE),
-        *make_sheet("Gini of the middle layer", (*rows, *GINI), found, USAGE_NOTE),
-        *make_sheet("Entropy of the middle layer, bits", (*rows, *ENTROPY), found),
-        *make_sheet("Experts used in the middle layer", (*rows, *USED), found),
-    ]
-
-
-def make_overview(comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """One row a series: how many of its runs were measured, and how many published losses were met."""
-    registered = Counter(experiment.series for experiment in EXPERIMENTS)
-
-    def count(verdict: str) -> Callable[[Sequence[Comparison]], str]:
-        return lambda members: str(sum(point.verdict == verdict for c in members for point in c.judged))
-
-    cells: Sequence[Cell[Sequence[Comparison]]] = (
-        Cell("series", lambda members: members[0].experiment.series, numeric=False, names=True),
-        Cell("tolerance", lambda members: str(members[0].final.tolerance or ABSENT), numeric=False),
-        Cell("registered", lambda members: str(registered[members[0].experiment.series])),
-        Cell("measured", lambda members: str(sum(bool(c.results) for c in members))),
-        Cell(WITHIN, count(WITHIN)),
-        Cell(OUTSIDE, count(OUTSIDE)),
+        points += [*run.epochs, run] if every_epoch and run.results and len(run.epochs) > 1 else [run]
+    return tabulate_points(points, (RUN, EPOCH) if every_epoch else (RUN,)) | make_tables(
+        ("Validation loss over seeds", OVER_SEEDS, [run for run in comparisons if len(run.results) > 1]),
+        ("Size", SIZE, [run.results[0] for run in comparisons if run.results]),  # all seeds have as many parameters
+        ("Steps and speed", COST, [result for run in comparisons for result in run.results]),
     )
-    return make_sheet("Published losses", cells, list(group_comparisons(comparisons).values()), OVERVIEW_NOTE)
+
+
+def tabulate_points(points: Sequence[Point], names: Sequence[Column]) -> dict[str, Table]:
+    """Everything that was published and measured at some moments. names: the columns that name a row."""
+    found = [point for point in points if point.measured]
+    kinds = {LOSSES[point.loss_name] for point in points}
+    kind = kinds.pop() if len(kinds) == 1 else "as each report counts it"
+    return make_tables(
+        (f"Validation loss, {kind}", (*names, *LOSS), points),
+        *((title, (*names, *columns), found) for title, columns in FIGURES.items()),
+    )
+
+
+# --- where a run is not the published one ---------------------------------------------------------------------
+
+
+def list_notes(comparisons: Collection[Comparison]) -> list[str]:
+    """One sentence a difference, with the runs that it is about before it."""
+    num_seeds = {run.name: len(run.results) for run in comparisons if run.results}
+    found: dict[str, dict[str, list[str]]] = {}  # {sentence: {run: its seeds}}
+    for run in comparisons:
+        for result in run.results:
+            for sentence in explain_differences(result):
+                found.setdefault(sentence, {}).setdefault(run.name, []).append(str(result.seed))
+    notes = []
+    for sentence, runs in found.items():
+        whole = [name for name, seeds in runs.items() if len(seeds) == num_seeds[name]]
+        names = [name if name in whole else f"{name} (seed {', '.join(seeds)})" for name, seeds in runs.items()]
+        everyone = len(whole) > 1 and len(whole) == len(num_seeds)
+        notes.append(f"{'all runs' if everyone else ', '.join(names)}: {sentence}")
+    return notes
+
+
+def explain_differences(result: Result) -> Iterator[str]:
+    """Say in which ways a run is not the registered one, or not the published one."""
+    data, published = result.experiment.config.data, result.experiment.published
+    yield from explain_departures(result)
+    if (source := result.text("source")) not in ("", data.source):
+        yield f"trained on {source}, where {data.source} is registered."
+    # Fewer stories than registered: read more often in training, and a smaller sample in validation.
+    scaled, stories = result.record.get("epochs_scaled"), result.record.get("stories")
+    if isinstance(scaled, dict):
+        yield (
+            f"{scaled['stories']:,} training stories instead of {scaled['published_stories']:,}, read "
+            f"{scaled['epochs']:,.2f} times instead of {scaled['published_epochs']:,}, so that the steps are as many."
+        )
+    found = stories.get("valid") if isinstance(stories, dict) else None
+    if isinstance(found, int) and data.val_subset_size is not None and found < data.val_subset_size:
+        yield f"validated on {found:,} stories instead of {data.val_subset_size:,}."
+    total, count = result.number("total_parameters"), result.experiment.parameters.total
+    if total not in (None, count):
+        yield f"its model has {total:,.0f} parameters, the registered one {count:,}."
+    steps = result.number("steps")
+    if steps is not None and published is not None and published.steps not in (None, steps):
+        yield f"{steps:,.0f} steps, where {published.steps:,} were published."
+
+
+def explain_departures(result: Result) -> Iterator[str]:
+    """Whether it came to its end, and settings that were not as registered, but for how a machine computes."""
+    if (status := result.text("status")) not in ("", "finished"):
+        yield f"{status}."
+    changed = [f"{name} {format_value(value)}" for name, value in result.overrides.items() if name not in EXECUTION]
+    if changed:
+        yield f"with changed settings: {', '.join(changed)}."
 
 
 # --- text -----------------------------------------------------------------------------------------------------
 
 
-def group_comparisons(comparisons: Iterable[Comparison]) -> dict[str, list[Comparison]]:
+def group_comparisons(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
     """Return {series: its comparisons}, in the registry's order."""
-    groups: dict[str, list[Comparison]] = {}
-    for comparison in comparisons:
-        groups.setdefault(comparison.experiment.series, []).append(comparison)
-    return groups
+    names = dict.fromkeys(run.experiment.series for run in comparisons)
+    return {series: [run for run in comparisons if run.experiment.series == series] for series in names}
 
 
 def head_series(series: str, comparisons: Sequence[Comparison]) -> str:
-    tolerance = comparisons[0].final.tolerance
+    tolerance = comparisons[0].tolerance
     return series if tolerance is None else f"{series}, tolerance {tolerance}"
 
 
-def list_verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
-    """Pairs of a verdict's meaning and the losses it is about; verdicts about none are left out."""
-    pairs = []
-    for verdict, judgements in judge(comparisons).items():
-        runs: dict[tuple[int, ...], list[str]] = {}
-        for judgement in judgements:
-            runs.setdefault(judgement.epochs, []).append(judgement.run)
+def list_verdicts(comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """Return {a verdict's meaning: the losses it is about}; verdicts about none are left out."""
+    verdicts = {}
+    for verdict, judged in judge(comparisons).items():
+        runs: dict[str, list[str]] = {}
+        for name, epochs in judged.items():
+            which = f" (epoch{'s' if len(epochs) > 1 else ''} {', '.join(map(str, epochs))})" if epochs else ""
+            runs.setdefault(which, []).append(name)
         if runs:
-            which = "; ".join(", ".join(names) + _name_epochs(epochs) for epochs, names in runs.items())
-            pairs.append((VERDICTS[verdict], which))
-    return pairs
-
-
-def _name_epochs(epochs: Sequence[int]) -> str:
-    return f" (epoch{'s' if len(epochs) > 1 else ''} {', '.join(map(str, epochs))})" if epochs else ""
+            verdicts[VERDICTS[verdict]] = "; ".join(", ".join(names) + which for which, names in runs.items())
+    return verdicts
 
 
 def format_comparisons(
-    comparisons: Sequence[Comparison],
-    *,
-    every_epoch: bool,
-    left_out: Sequence[str] = (),
-    width: int | None,
-    style: Style,
+    comparisons: Sequence[Comparison], left_out: Sequence[str], *, every_epoch: bool, width: int | None, style: Style
 ) -> str:
     """What `some experiments compare` prints: the ends of the runs, or every epoch too."""
     lines: list[str] = []
@@ -290,12 +249,11 @@ def format_comparisons(
         if not any(run.results for run in members):
             continue
         lines += [style.bold(head_series(series, members)), ""]
-        for sheet in list_sheets(members, every_epoch=every_epoch):
-            lines.append("  " + sheet.title)
-            lines += [*format_table(sheet.columns, sheet.rows, width=width, style=style, indent="    "), ""]
+        for title, table in list_tables(members, every_epoch=every_epoch).items():
+            lines += ["  " + title, *format_table(*table, width=width, style=style, indent="    "), ""]
     text_width = min(width or WIDEST_TEXT, WIDEST_TEXT)
     lines.append(style.bold("Validation losses, published and measured"))
-    for meaning, which in list_verdicts(comparisons):
+    for meaning, which in list_verdicts(comparisons).items():
         lines += wrap(which, width=text_width, indent="  ", bullet=f"{meaning}: ")
     notes = [*list_notes(comparisons), *(f"{name} is no result of a registered experiment." for name in left_out)]
     if notes:

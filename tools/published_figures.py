@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from some_moe.glass.figures.canvas import BLUE, GREY, ORANGE, PIXELS_AN_INCH, PURPLE, SOFT, STYLE, make_panels, styled
-from some_moe.lab.label_places import place_labels
-from some_moe.lab.published import NO_TOLERANCE, OUTSIDE, WITHIN, Comparison, Spread, loss_name
+from some_moe.glass.figures.canvas import BLUE, GREY, ORANGE, PURPLE, SOFT, STYLE, make_panels, styled
+from some_moe.lab.published import NO_TOLERANCE, OUTSIDE, WITHIN, Comparison, Point, Spread
 from some_moe.lab.registry.tolerances import Tolerance
+from tools.label_places import place_labels
 
 PANEL_HEIGHT = 3.5  # inches
 CROWD = 0.3  # points that fill less of an axis than this get a panel of their own
@@ -81,14 +81,13 @@ class PublishedFigure:
         """A short hash of what it shows."""
         return hashlib.sha256(json.dumps(self.content).encode()).hexdigest()[:16]
 
-    def to_bytes(self, kind: str) -> bytes:
-        """The figure as a file, "svg" or "png": the same bytes for the same numbers."""
+    def to_svg(self) -> bytes:
+        """The figure as a file: the same bytes for the same numbers."""
         description = f"Numbers: {self.digest}. Drawn by matplotlib {mpl.__version__}."
-        metadata: dict[str, str | None] = {"Title": self.title, "Description": description}
-        metadata |= {"Creator": "some-moe", "Date": None} if kind == "svg" else {"Software": "some-moe"}
+        metadata = {"Title": self.title, "Description": description, "Creator": "some-moe", "Date": None}
         file = io.BytesIO()
         with mpl.rc_context(STYLE):
-            self.figure.savefig(file, format=kind, dpi=PIXELS_AN_INCH, metadata=metadata)
+            self.figure.savefig(file, format="svg", metadata=metadata)
         return file.getvalue()
 
 
@@ -139,10 +138,10 @@ def draw_usage(groups: Mapping[str, Sequence[Comparison]]) -> PublishedFigure | 
 
 def _loss_panels(series: str, members: Sequence[Comparison]) -> list[Panel]:
     """The panel of a series, and a closer one where most of its runs crowd in a corner."""
-    moments = []  # the end of a run under its name, and its earlier epochs under none
+    moments: list[tuple[str, Point]] = []  # the end of a run under its name, and its earlier epochs under none
     for run in members:
         moments += [("", point) for point in run.epochs if point.epoch != run.experiment.config.train.epochs]
-        moments.append((run.name, run.final))
+        moments.append((run.name, run))
     marks = [
         Mark(name=name, published=float(point.published["val_loss"]), measured=point.loss, verdict=point.verdict)
         for name, point in moments
@@ -151,9 +150,9 @@ def _loss_panels(series: str, members: Sequence[Comparison]) -> list[Panel]:
     named = [mark for mark in marks if mark.name]
     if not named:
         return []
-    units = {LOSS_UNITS[loss_name(run.experiment)] for run in members}
+    units = {LOSS_UNITS[run.loss_name] for run in members}
     quantity = f"loss ({units.pop()})" if len(units) == 1 else "loss (nats, as its report counts)"
-    whole = Panel(title=series, quantity=quantity, marks=marks, tolerance=members[0].final.tolerance)
+    whole = Panel(title=series, quantity=quantity, marks=marks, tolerance=members[0].tolerance)
     crowd = find_crowd(named)
     if not crowd:
         return [whole]
