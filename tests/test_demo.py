@@ -11,7 +11,7 @@ import some_moe
 from some_moe.cli import main
 from some_moe.data.stories import tell_many
 from some_moe.data.tokenizer import BOS, EOS
-from some_moe.model.generation import generate
+from some_moe.training.generation import generate_tokens
 
 NUM_SAMPLES = 50
 WORD = re.compile(r"[\w'’-]+")
@@ -53,8 +53,9 @@ def test_the_demo_beats_the_trigram_and_speaks_in_the_corpus_words(
     loaded = some_moe.load(run)
     prompt = torch.full((NUM_SAMPLES, 1), BOS)
     generator = torch.Generator().manual_seed(0)
-    ids = generate(loaded.model, prompt, 400, temperature=0.8, top_p=0.95, stop=EOS, generator=generator).tolist()
-    texts = [loaded.tokenizer.decode(row[1 : row.index(EOS) if EOS in row else None]) for row in ids]
+    tokens = generate_tokens(loaded.model, prompt, 400, temperature=0.8, top_p=0.95, stop=EOS, generator=generator)
+    ids = torch.stack(list(tokens), dim=1).tolist()
+    texts = [loaded.tokenizer.decode(row[: row.index(EOS) if EOS in row else None]) for row in ids]
     vocabulary = {word for story in tell_many(20_000) for word in WORD.findall(story.text.lower())}
     sentences = [sentence for text in texts for sentence in split_sentences(text)]
     good = sum(is_good(sentence, vocabulary) for sentence in sentences)

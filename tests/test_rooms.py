@@ -21,7 +21,7 @@ ALLOWED = {
     "metrics": LEAVES,
     "experts": LEAVES,
     "model": LEAVES | {"experts"},
-    "parallel": LEAVES | {"data", "model", "training"},
+    "parallel": LEAVES | {"data", "model"},
     "sinks": LEAVES,
     "training": LEAVES | {"data", "experts", "model", "metrics", "parallel", "sinks"},
     "fast": LEAVES | {"data", "experts", "model", "metrics", "training"},

@@ -5,10 +5,9 @@ from pathlib import Path
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.jobs import list_differences
 from some_moe.lab.registry.presets import find_preset
-from some_moe.parallel.distributed import Team
+from some_moe.parallel.process_group import ProcessGroup
 from some_moe.sinks.display import Display
 from some_moe.training import loop
-from some_moe.training.environment import command_line
 from some_moe.training.machine import settle_experts
 from some_moe.training.run_folder import ReadOnlyFolder, RunFolder, find_checkpoint, find_run
 from some_moe.training.runs import Run
@@ -35,17 +34,17 @@ def train(
         config = find_preset(config)
     if isinstance(display, bool):
         display = Display(speaks=display)
-    with Team.from_environment() as team:
+    with ProcessGroup.from_environment() as group:
         folder, place = find_folder(out, config, resume)
-        if not team.leads:
+        if not group.is_main:
             folder, display = ReadOnlyFolder(folder.path), Display()
         if resume is None or not folder.exists():
             if config is None:
                 raise ConfigError("a new run needs a config; give a RunConfig, a preset such as demo, or a config.yaml")
             config = settle_experts(config)
             source = None if init_from is None else find_checkpoint(init_from)
-            with team.setting_up():
-                trainer = loop.start(config, folder, display, command_line(), source, team)
+            with group.setting_up():
+                trainer = loop.start(config, folder, display, source, group)
             return _finish(trainer)
         if init_from is not None:
             raise ConfigError(
@@ -63,8 +62,8 @@ def train(
         if finished is not None and place is None:
             display.say(f"{folder} is finished already")
             return Run(folder.path, saved, result=finished)
-        with team.setting_up():
-            trainer = loop.resume(folder, display, place or folder.newest_checkpoint(), team)
+        with group.setting_up():
+            trainer = loop.resume(folder, display, place or folder.newest_checkpoint(), group)
         display.say(f"resuming {folder} at step {trainer.progress.step} of {trainer.total_steps}")
         return _finish(trainer)
 
@@ -83,7 +82,7 @@ def find_folder(
 def _finish(trainer: loop.Trainer) -> Run:
     """Say what is trained on what, and train to the end."""
     data, display = trainer.dataset, trainer.display
-    device = trainer.team.describe(trainer.machine.describe())
+    device = trainer.group.describe(trainer.machine.describe())
     trainable, total = trainer.model.count_parameters()
     ids, cut = len(data.train.ids), data.train.num_cut
     display.say(

@@ -6,6 +6,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def write_beside(path: Path) -> Iterator[Path]:
     """Give a scratch file beside `path` to write to; then bring it to the disk and rename it into place.
@@ -16,8 +25,7 @@ def write_beside(path: Path) -> Iterator[Path]:
     try:
         yield scratch
         # Renamed first, a file could be found empty after a power cut.
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(scratch)
         os.replace(scratch, path)
     except BaseException:
         with suppress(OSError):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.data import lexicon
+from some_moe.data import stories
 from some_moe.data.batches import encode_rows
 from some_moe.data.dataset import cache_folder, prepare
 from some_moe.data.tokenizer import BOS, EOS, Tokenizer
@@ -70,10 +70,10 @@ def test_changed_words_of_the_stories_miss_the_cache(
     config = DataConfig(source="stories", seq_len=32, train_subset_size=8, val_subset_size=2)
     prepare(config, 300)
     copies = []
-    for file in lexicon.FILES:
+    for file in stories.FILES:
         copies.append(tmp_path / file.name)
         copies[-1].write_bytes(file.read_bytes() + (b"# more\n" if file.name == changed else b""))
-    monkeypatch.setattr(lexicon, "FILES", copies)
+    monkeypatch.setattr(stories, "FILES", copies)
     prepare(config, 300)
     assert len(list(cache_folder().iterdir())) == 2
 
@@ -82,7 +82,7 @@ def test_a_damaged_cache_entry_is_made_again(source: Path) -> None:
     config = DataConfig(source=str(source))
     first = prepare(config, 400)
     for entry in cache_folder().iterdir():
-        (entry / "rows.safetensors").write_bytes(b"broken")
+        entry.write_bytes(b"broken")
     assert prepare(config, 400).digest == first.digest
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from some_moe.data import stories
-from some_moe.data.lexicon import LEXICON, PLOTS
-from some_moe.data.stories import PARTS, POS, ROLES, Story, Word, tell, tell_many
+from some_moe.data.stories import LEXICON, PARTS, PLOTS, POS, ROLES, Story, Word, tell, tell_many
 
 TEXTS_OF_FIRST_100 = "87f71693770d1bc5256bfc69870c87204d367c436b88a35f3c0d76f3b77af039"
 TAGS_OF_FIRST_100 = "3d19e33eec841d7fde1f69b338fd532378abc7fec54e5650ca0d83230676191b"

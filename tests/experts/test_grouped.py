@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from some_moe.experts import ExpertWeights, LoraWeights, choose_kernel
-from some_moe.experts.grouped import ALIGNMENT, MixRows, lay_out
-from some_moe.experts.tables import sort_slots
+from some_moe.experts.grouped import ALIGNMENT, MixRows, lay_out, sort_slots
 
 from .test_parity import KINDS, make_weights, run, trained_tensors
 
@@ -129,30 +128,30 @@ def test_the_same_bits_every_time_and_compiled_in_one_graph(kind: str) -> None:
 
 def test_float32_gates_weigh_bfloat16_rows_unrounded() -> None:
     torch.manual_seed(0)
-    slots = sort_slots(torch.rand(20, 5).topk(3).indices, 5)
+    order, _, _ = sort_slots(torch.rand(20, 5).topk(3).indices, 5)
     rows, grad = torch.randn(60, 16).bfloat16().requires_grad_(), torch.randn(20, 16).bfloat16()
     gates = torch.rand(20, 3, requires_grad=True)
-    y = MixRows.apply(rows, gates, slots.order, slots.order.argsort())  # type: ignore[no-untyped-call]
+    y = MixRows.apply(rows, gates, order, order.argsort())  # type: ignore[no-untyped-call]
     grad_rows, grad_gates = torch.autograd.grad(y, (rows, gates), grad)
-    token, gate = slots.order // 3, gates.detach().flatten()[slots.order][:, None]
+    token, gate = order // 3, gates.detach().flatten()[order][:, None]
     back = grad[token].float()
     exact = torch.zeros(20, 16).index_add_(0, token, gate * rows.detach().float())
     assert torch.allclose(y.float(), exact, rtol=2**-8, atol=1e-6)
     assert torch.equal(grad_rows, (gate * back).bfloat16())
-    assert torch.allclose(grad_gates.flatten()[slots.order], (rows.detach().float() * back).sum(1), atol=1e-5)
+    assert torch.allclose(grad_gates.flatten()[order], (rows.detach().float() * back).sum(1), atol=1e-5)
 
 
 def test_slots_are_sorted_stably_and_ends_count_them() -> None:
     experts = torch.tensor([[2, 0], [0, 2], [3, 2]])
-    slots = sort_slots(experts, 5)
-    assert slots.order.tolist() == [1, 2, 0, 3, 5, 4]
-    assert slots.ends.tolist() == [2, 2, 5, 6, 6]
+    order, _, ends = sort_slots(experts, 5)
+    assert order.tolist() == [1, 2, 0, 3, 5, 4]
+    assert ends.tolist() == [2, 2, 5, 6, 6]
 
 
 @pytest.mark.parametrize("num_experts", [3, 300, 40_000])
 def test_slots_of_any_number_of_experts(num_experts: int) -> None:
     experts = torch.randint(num_experts, (50, 2))
-    slots = sort_slots(experts, num_experts)
-    assert torch.equal(slots.expert.long(), experts.flatten().sort().values)
+    _, expert, ends = sort_slots(experts, num_experts)
+    assert torch.equal(expert.long(), experts.flatten().sort().values)
     counts = experts.flatten().bincount(minlength=num_experts)
-    assert torch.equal(slots.ends.long(), counts.cumsum(0))
+    assert torch.equal(ends.long(), counts.cumsum(0))

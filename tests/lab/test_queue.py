@@ -96,7 +96,7 @@ def test_a_job_begins_anew_in_a_folder_left_half_made(tmp_path: Path) -> None:
 
 def finish(queue: Queue, job: Job) -> tuple[int, str]:
     """Train in this process."""
-    train(start(job.config, RunFolder(queue.out / job.name), Display(), "test"))
+    train(start(job.config, RunFolder(queue.out / job.name), Display()))
     return 0, ""
 
 

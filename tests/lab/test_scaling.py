@@ -144,7 +144,7 @@ def test_a_scaled_run_spans_the_published_steps_and_records_each_published_epoch
     changes = TINY | {"data.source": source, "data.train_subset_size": 40, "train.epochs": 2, "train.log_every": 2}
     (job,) = make_jobs([A1], [3], changes)
     folder = RunFolder(tmp_path / "run")
-    result = train(start(job.config, folder, Display(), "test"))
+    result = train(start(job.config, folder, Display()))
     log = read_log(folder.path / "metrics.jsonl")
     assert result["steps"] == 10
     assert [epoch["step"] for epoch in result["epochs"]] == [3, 6, 9, 10]
@@ -182,7 +182,7 @@ def test_an_unscaled_record_takes_its_training_loss_from_all_steps(tmp_path: Pat
     changes = TINY | {"model.num_experts": 4, "train.epochs": 2, "train.log_every": 100}
     (job,) = make_jobs([A1], [0], changes)
     folder = RunFolder(tmp_path / "run")
-    result = train(start(job.config, folder, Display(), "test"))
+    result = train(start(job.config, folder, Display()))
     record = make_record(job, folder)
     assert record["epochs_scaled"] is None
     assert [row["train_loss"] for row in record["published_epochs"]] == [e["train_loss"] for e in result["epochs"]]

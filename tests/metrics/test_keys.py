@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from some_moe.metrics.keys import count_respawns, effective_rank, mean_pairwise_cosine, query_collinearity
+from some_moe.metrics.keys import effective_rank, mean_pairwise_cosine, query_collinearity
 
 
 def test_cosine_of_known_stores() -> None:
@@ -27,7 +27,3 @@ def test_collinearity_of_known_queries() -> None:
     assert query_collinearity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])) == pytest.approx(0.0)
     assert query_collinearity(torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])) == pytest.approx(5 / 7)
     assert query_collinearity(torch.zeros(2, 3)) == 0.0
-
-
-def test_respawns_are_counted_in_all_and_by_expert() -> None:
-    assert count_respawns(torch.tensor([0, 2, 0, 1])) == (3, 2)

@@ -21,7 +21,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    trainer = start(CONFIG, RunFolder(tmp_path / "saved"), Display(), "test")
+    trainer = start(CONFIG, RunFolder(tmp_path / "saved"), Display())
     trainer.save()
     trainer.folder.release()
     return tmp_path / "saved" / "checkpoints" / "step-0"
@@ -40,17 +40,17 @@ def test_weights_that_do_not_fit_are_refused_by_name(
     place: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"step-0' does not fit this config: {words}; use the config that was saved"):
-        start(CONFIG.override(changes), RunFolder(tmp_path / "run"), Display(), "test", init_from=place)
+        start(CONFIG.override(changes), RunFolder(tmp_path / "run"), Display(), init_from=place)
     assert not (tmp_path / "run").exists()
 
 
 def test_experts_of_another_seed_are_refused(place: Path, tmp_path: Path) -> None:
     config = CONFIG.override({"model.expert_seed": 1})
     with pytest.raises(ConfigError, match="the experts of layer 0 have seed 1, but the saved model was made with 0"):
-        start(config, RunFolder(tmp_path / "run"), Display(), "test", init_from=place)
+        start(config, RunFolder(tmp_path / "run"), Display(), init_from=place)
 
 
 def test_a_checkpoint_without_its_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "saved" / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"the run '.*/saved' has no tokenizer.json; restore it, or give another run"):
-        start(CONFIG, RunFolder(tmp_path / "run"), Display(), "test", init_from=place)
+        start(CONFIG, RunFolder(tmp_path / "run"), Display(), init_from=place)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from some_moe.config import ConfigError
-from some_moe.training.lock import take_lock
+from some_moe.training.run_folder import take_lock
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from some_moe.training.lock import take_lock
+from some_moe.training.run_folder import take_lock
 take_lock(Path(sys.argv[1]), "")
 print("taken", flush=True)
 time.sleep(60)

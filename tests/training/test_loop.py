@@ -35,7 +35,7 @@ def make_config(**changes: Any) -> RunConfig:
 
 
 def run(path: Path, **changes: Any) -> dict[str, Any]:
-    return train(start(make_config(**changes), RunFolder(path), Display(), "test"))
+    return train(start(make_config(**changes), RunFolder(path), Display()))
 
 
 def final_state(path: Path) -> dict[str, torch.Tensor]:
@@ -137,7 +137,7 @@ class DiedError(Exception):
 def test_a_run_that_dies_after_any_step_resumes_to_the_same_bits(
     whole: Path, tmp_path: Path, stop_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), "test")
+    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display())
     original = trainer.stepper
 
     def dying_step(*arguments: Any) -> Any:
@@ -155,7 +155,7 @@ def test_a_run_that_dies_after_any_step_resumes_to_the_same_bits(
 
 
 def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(whole: Path, tmp_path: Path) -> None:
-    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), "test")
+    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display())
 
     class PressAtSeven(Display):
         def advance(self, step: int) -> None:
@@ -175,7 +175,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(whole: Path, tmp_path:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), "test")
+    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display())
     original = loop_module.Trainer.run_periodic
 
     def poison(self: Any, epoch: int) -> None:
@@ -198,7 +198,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 
 @pytest.mark.parametrize(("clip", "cure"), [(0.0, " or set train.clip"), (1.0, "")])
 def test_a_gradient_that_is_not_finite_is_named_when_the_loss_is(tmp_path: Path, clip: float, cure: str) -> None:
-    trainer = start(make_config(**{"train.clip": clip}), RunFolder(tmp_path / "run"), Display(), "test")
+    trainer = start(make_config(**{"train.clip": clip}), RunFolder(tmp_path / "run"), Display())
     trainer.model.head.bias.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(TrainingStoppedError) as error:
         train(trainer)
@@ -210,7 +210,7 @@ def test_a_gradient_that_is_not_finite_is_named_when_the_loss_is(tmp_path: Path,
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_whole(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), "test")
+    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display())
     original = checkpoint_module.save_file
 
     def full(tensors: Any, path: Path) -> None:
@@ -259,7 +259,7 @@ def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None
 def test_a_used_folder_is_never_written_over(whole: Path) -> None:
     before = (whole / "result.json").read_bytes()
     with pytest.raises(ConfigError, match="is not empty; continue it with --resume auto"):
-        start(make_config(), RunFolder(whole), Display(), "test")
+        start(make_config(), RunFolder(whole), Display())
     assert (whole / "result.json").read_bytes() == before
 
 
@@ -267,7 +267,7 @@ def test_changed_data_is_noticed_on_resume(tmp_path: Path) -> None:
     source = tmp_path / "stories.jsonl"
     source.write_text("".join(json.dumps({"text": f"A story of {n} hens."}) + "\n" for n in range(90)))
     changes = {"data.source": str(source), "data.train_subset_size": None, "train.max_steps": 6}
-    trainer = start(make_config(**changes), RunFolder(tmp_path / "run"), Display(), "test")
+    trainer = start(make_config(**changes), RunFolder(tmp_path / "run"), Display())
     train(trainer)
     source.write_text("".join(json.dumps({"text": f"A story of {n} cows."}) + "\n" for n in range(90)))
     folder = RunFolder(tmp_path / "run")
@@ -277,7 +277,7 @@ def test_changed_data_is_noticed_on_resume(tmp_path: Path) -> None:
 
 def test_init_from_starts_with_the_weights_and_keys_of_another_run(whole: Path, tmp_path: Path) -> None:
     place = list_checkpoints(whole / "checkpoints")[-1]
-    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), "test", init_from=place)
+    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), init_from=place)
     saved = load_file(place / "model.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
     assert trainer.progress.step == 0
@@ -286,13 +286,13 @@ def test_init_from_starts_with_the_weights_and_keys_of_another_run(whole: Path, 
 
 def test_a_run_with_the_weights_of_another_keeps_them_when_it_dies_early(whole: Path, tmp_path: Path) -> None:
     place, folder = list_checkpoints(whole / "checkpoints")[-1], RunFolder(tmp_path / "run")
-    start(make_config(), folder, Display(), "test", init_from=place)
+    start(make_config(), folder, Display(), init_from=place)
     folder.release()
     trainer = resume(folder, Display(), folder.newest_checkpoint())
     saved = load_file(place / "model.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
     train(trainer)
-    train(start(make_config(), RunFolder(tmp_path / "again"), Display(), "test", init_from=place))
+    train(start(make_config(), RunFolder(tmp_path / "again"), Display(), init_from=place))
     assert_same_run(tmp_path / "run", tmp_path / "again")
 
 

@@ -33,7 +33,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 def begin(path: Path, config: RunConfig = CONFIG, init_from: Path | None = None) -> Trainer:
-    return start(config, RunFolder(path), Display(), "test", init_from=init_from)
+    return start(config, RunFolder(path), Display(), init_from=init_from)
 
 
 def leave_checkpoint(path: Path) -> Path:
@@ -103,7 +103,7 @@ def test_of_two_starts_in_one_folder_the_first_has_it(tmp_path: Path, monkeypatc
         monkeypatch.undo()
         first.append(begin(path, CONFIG.override({"name": "first"})))
 
-    monkeypatch.setattr(Trainer, "verify_team", start_meanwhile)
+    monkeypatch.setattr(Trainer, "verify_group", start_meanwhile)
     with pytest.raises(ConfigError, match="another process is training in"):
         begin(path)
     first[0].folder.release()
@@ -114,7 +114,7 @@ def test_a_run_that_began_and_ended_meanwhile_is_not_written_over(tmp_path: Path
     folder = RunFolder(tmp_path / "run")
     begin(folder.path).folder.release()
     with folder.claim(), pytest.raises(ConfigError, match="is not empty"):
-        folder.create("{}", "test", "a machine")
+        folder.create("{}", "a machine")
     folder.release()
     assert folder.tokenizer_file.read_text() != "{}"
 

@@ -4,7 +4,7 @@ Five rooms: `ModelConfig` (what is computed), `GravityConfig` (how the keys move
 read), `TrainConfig` (how it is learned), and `RunConfig`, which holds one of each.
 """
 
-from some_moe.config.base import Config, ConfigError, did_you_mean
+from some_moe.config.base import Config, ConfigError, TrainingStoppedError, did_you_mean
 from some_moe.config.gravity import GravityConfig, check_gravity_fits
 from some_moe.config.model import ModelConfig
 from some_moe.config.run import FORMAT_VERSION, RunConfig
@@ -19,6 +19,7 @@ __all__ = [
     "ModelConfig",
     "RunConfig",
     "TrainConfig",
+    "TrainingStoppedError",
     "check_gravity_fits",
     "did_you_mean",
 ]

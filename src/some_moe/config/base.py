@@ -3,12 +3,14 @@
 import ast
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from some_moe.files import write_whole
 
@@ -23,6 +25,14 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 class ConfigError(ValueError):
     """A setting that cannot be used. Its message is one sentence that names the value and the cure."""
+
+
+class TrainingStoppedError(RuntimeError):
+    """The run ended before its time. Its message says what happened and how to go on; `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def did_you_mean(word: str, choices: list[str]) -> str:
@@ -48,6 +58,16 @@ class Config(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(_sentence(type(self), error)) from None
+
+    def find_problems(self) -> Iterator[str]:
+        """What does not fit together, a sentence each; the rooms say it of their own fields."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse_problems(self) -> Self:
+        for problem in self.find_problems():
+            raise ConfigError(problem)
+        return self
 
     def override(self, changes: Mapping[str, Any]) -> Self:
         """Return a validated copy with dotted names replaced, e.g. {"model.top_k": 2}."""
@@ -76,7 +96,8 @@ class Config(BaseModel):
 
     def flatten(self) -> dict[str, Any]:
         """Return {dotted name: value}, with tuples as lists (as YAML and JSON see them)."""
-        return _flatten(self.model_dump(mode="json"))
+        values = self.model_dump(mode="json")
+        return {name: reduce(getitem, name.split("."), values) for name in self.field_names()}
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
@@ -118,16 +139,6 @@ def field_docs(config: type[Config]) -> dict[str, str]:
             if documented and isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 docs[statement.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
     return docs
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _sentence(config: type[Config], error: ValidationError) -> str:

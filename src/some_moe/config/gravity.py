@@ -1,8 +1,9 @@
 """How the keys move. The rules as equations, with these field names, are in docs/gravity.md."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from some_moe.config.base import Config, ConfigError, Count, Decay, Natural, NonNegative, Positive, Share
 from some_moe.config.model import ModelConfig
@@ -102,52 +103,45 @@ class GravityConfig(Config):
         """Whether any rule changes the keys that routing sees."""
         return self.attracts or self.pulls_peers or self.decays or self.respawns
 
-    @model_validator(mode="after")
-    def _check_rules(self) -> Self:
+    def find_problems(self) -> Iterator[str]:
         if self.alpha_floor > self.alpha:
-            raise ConfigError(f"alpha_floor {self.alpha_floor} is above alpha {self.alpha}; lower the floor")
+            yield f"alpha_floor {self.alpha_floor} is above alpha {self.alpha}; lower the floor"
         if self.pulls_peers and self.beta < 0 and not self.normalize and self.max_step is None:
-            raise ConfigError(f"beta {self.beta} repels without bound; set normalize: true or a max_step such as 0.1")
+            yield f"beta {self.beta} repels without bound; set normalize: true or a max_step such as 0.1"
         if self.beta_schedule == "constant" and self.beta_end:
-            raise ConfigError(f"beta_end {self.beta_end} needs beta_schedule: linear or cosine")
+            yield f"beta_end {self.beta_end} needs beta_schedule: linear or cosine"
         if self.decays and self.decay_mode == "shrink" and self.normalize:
-            raise ConfigError("decay_mode shrink does nothing to unit keys; set decay_mode: seek or normalize: false")
+            yield "decay_mode shrink does nothing to unit keys; set decay_mode: seek or normalize: false"
         if (self.theta is None) == (self.theta_percentile is None):
-            raise ConfigError(
-                f"theta {self.theta} and theta_percentile {self.theta_percentile}: set one of them, "
-                "and the other to null"
-            )
+            both = f"theta {self.theta} and theta_percentile {self.theta_percentile}"
+            yield f"{both}: set one of them, and the other to null"
         if self.respawn_max > self.num_samples:
-            raise ConfigError(
-                f"respawn_max {self.respawn_max} is more than num_samples {self.num_samples}: "
-                "two experts would share a key; raise num_samples"
-            )
-        return self
+            more = f"respawn_max {self.respawn_max} is more than num_samples {self.num_samples}"
+            yield f"{more}: two experts would share a key; raise num_samples"
 
 
 def check_gravity_fits(model: ModelConfig, gravity: GravityConfig) -> None:
     """Refuse rules of gravity that this model's keys cannot follow."""
+    for problem in find_misfits(model, gravity):
+        raise ConfigError(problem)
+
+
+def find_misfits(model: ModelConfig, gravity: GravityConfig) -> Iterator[str]:
+    """What of gravity this model's keys cannot follow, a sentence each."""
     if gravity.decays and gravity.decay_mode == "shrink" and model.score == "cosine":
-        raise ConfigError("gravity.decay_mode shrink does nothing under model.score cosine; set decay_mode: seek")
+        yield "gravity.decay_mode shrink does nothing under model.score cosine; set decay_mode: seek"
     if model.ffn != "some" or model.router != "gravity":
         keys = f"model.ffn: {model.ffn}" if model.ffn != "some" else f"model.router: {model.router}"
         if gravity.moves_keys:
-            raise ConfigError(
-                f"{keys} has no keys that gravity moves; set gravity.use_alpha, use_beta and use_delta to false "
-                "and respawn_below to 0"
-            )
+            still = "set gravity.use_alpha, use_beta and use_delta to false and respawn_below to 0"
+            yield f"{keys} has no keys that gravity moves; {still}"
         if gravity.key_ema:
-            raise ConfigError(f"gravity.key_ema {gravity.key_ema} smooths moving keys, and {keys} has none; set it 0")
+            yield f"gravity.key_ema {gravity.key_ema} smooths moving keys, and {keys} has none; set it 0"
         if gravity.balance_rate and (model.ffn != "some" or model.router == "hash"):
-            raise ConfigError(f"gravity.balance_rate needs scores, and {keys} has none; set it 0")
+            yield f"gravity.balance_rate needs scores, and {keys} has none; set it 0"
+    layers, factors = model.num_layers, len(gravity.beta_layer_scale)
     for layer in gravity.frozen_layers:
-        if layer >= model.num_layers:
-            raise ConfigError(
-                f"gravity.frozen_layers names layer {layer}, but the last of {model.num_layers} is "
-                f"{model.num_layers - 1}"
-            )
-    if gravity.beta_layer_scale and len(gravity.beta_layer_scale) != model.num_layers:
-        raise ConfigError(
-            f"gravity.beta_layer_scale has {len(gravity.beta_layer_scale)} factors for {model.num_layers} layers; "
-            "give one a layer, or none"
-        )
+        if layer >= layers:
+            yield f"gravity.frozen_layers names layer {layer}, but the last of {layers} is {layers - 1}"
+    if factors and factors != layers:
+        yield f"gravity.beta_layer_scale has {factors} factors for {layers} layers; give one a layer, or none"

@@ -1,13 +1,15 @@
 """What is computed: the transformer, its expert library, and how a token finds its experts."""
 
 import math
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from some_moe.config.base import Config, ConfigError, Count, Natural, NonNegative, Positive
+from some_moe.config.base import Config, Count, Natural, NonNegative, Positive
 
 MAX_VOCAB_SIZE = 1 << 16  # token ids are stored as unsigned 16-bit integers
+OF_QUERIES = ("grounding", "query_residual", "center_queries", "learn_temperature", "entropy_band", "balance_loss")
 
 
 class ModelConfig(Config):
@@ -109,77 +111,56 @@ class ModelConfig(Config):
         """Hidden width of the mlp query network, resolved."""
         return self.query_hidden or 2 * self.d_model
 
-    @model_validator(mode="after")
-    def _check_sizes(self) -> Self:
-        if self.d_model % self.num_heads:
-            divisors = [h for h in range(1, 65) if self.d_model % h == 0 and (self.d_model // h) % 2 == 0]
-            raise ConfigError(
-                f"num_heads {self.num_heads} does not divide d_model {self.d_model}; choose one of {divisors}"
-            )
+    def find_problems(self) -> Iterator[str]:
+        # Sizes.
+        d, heads = self.d_model, self.num_heads
+        if d % heads:
+            divisors = [h for h in range(1, 65) if d % h == 0 and (d // h) % 2 == 0]
+            yield f"num_heads {heads} does not divide d_model {d}; choose one of {divisors}"
         if self.positions == "rope" and self.head_width % 2:
-            raise ConfigError(
-                f"num_heads {self.num_heads} gives heads of odd width {self.head_width}, which rotary positions "
-                "cannot pair; choose other heads or positions: alibi"
-            )
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise ConfigError(f"d_model {self.d_model} is odd, but sinusoidal positions need an even width")
+            odd = f"num_heads {heads} gives heads of odd width {self.head_width}"
+            yield f"{odd}, which rotary positions cannot pair; choose other heads or positions: alibi"
+        if self.positions == "sinusoidal" and d % 2:
+            yield f"d_model {d} is odd, but sinusoidal positions need an even width"
         if self.vocab_size > MAX_VOCAB_SIZE:
-            raise ConfigError(
-                f"vocab_size {self.vocab_size} does not fit the 16-bit token type; use at most {MAX_VOCAB_SIZE}"
-            )
+            yield f"vocab_size {self.vocab_size} does not fit the 16-bit token type; use at most {MAX_VOCAB_SIZE}"
         if self.ffn != "some" and not self.dense_width:
-            raise ConfigError(f"dense_width must be set with ffn: {self.ffn}, e.g. {2 * self.d_model}")
+            yield f"dense_width must be set with ffn: {self.ffn}, e.g. {2 * d}"
         if self.ffn == "some" and self.dense_width:
-            raise ConfigError(f"dense_width {self.dense_width} has no meaning with ffn: some; leave it 0")
-        return self
-
-    @model_validator(mode="after")
-    def _check_experts(self) -> Self:
+            yield f"dense_width {self.dense_width} has no meaning with ffn: some; leave it 0"
+        # Experts.
+        full_rank = min(self.d_model, self.d_ffn)
         if self.ffn == "some" and self.top_k > self.num_experts:
-            raise ConfigError(f"top_k {self.top_k} is more than num_experts {self.num_experts}; lower top_k")
+            yield f"top_k {self.top_k} is more than num_experts {self.num_experts}; lower top_k"
         if self.query_hidden and self.query == "linear":
-            raise ConfigError(f"query_hidden {self.query_hidden} has no meaning with query: linear; leave it 0")
-        if self.trainability == "lora" and self.lora_rank > min(self.d_model, self.d_ffn):
-            raise ConfigError(
-                f"lora_rank {self.lora_rank} exceeds the experts' full rank {min(self.d_model, self.d_ffn)}; lower it"
-            )
-        if (self.gains or self.shared_down) and self.trainability != "frozen":
-            study = "gains" if self.gains else "shared_down"
-            raise ConfigError(f"{study} is a study of frozen experts; set trainability: frozen")
+            yield f"query_hidden {self.query_hidden} has no meaning with query: linear; leave it 0"
+        if self.trainability == "lora" and self.lora_rank > full_rank:
+            yield f"lora_rank {self.lora_rank} exceeds the experts' full rank {full_rank}; lower it"
+        for study in ("gains", "shared_down"):
+            if getattr(self, study) and self.trainability != "frozen":
+                yield f"{study} is a study of frozen experts; set trainability: frozen"
         if self.gains and self.shared_down:
-            raise ConfigError("gains and shared_down cannot be combined; choose one of the two studies")
+            yield "gains and shared_down cannot be combined; choose one of the two studies"
         if self.trainability == "full" and self.expert_dtype == "bfloat16":
-            raise ConfigError(
-                f"expert_dtype {self.expert_dtype} is for frozen weights; trained experts are kept in float32"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_routing(self) -> Self:
+            yield f"expert_dtype {self.expert_dtype} is for frozen weights; trained experts are kept in float32"
+        # Routing.
         low, high = self.temperature_bounds
         if self.learn_temperature and not low < self.temperature < high:
-            raise ConfigError(
-                f"temperature {self.temperature} must lie inside temperature_bounds ({low}, {high}) to be learned"
-            )
+            yield f"temperature {self.temperature} must lie inside temperature_bounds ({low}, {high}) to be learned"
         if self.entropy_band is not None:
             low, high = self.entropy_band
             reach = math.log(self.num_experts)
             if not low < high:
-                raise ConfigError(f"entropy_band ({low}, {high}) is empty; give the lower end first")
+                yield f"entropy_band ({low}, {high}) is empty; give the lower end first"
             if low > reach:
-                raise ConfigError(
-                    f"entropy_band ({low}, {high}) cannot be reached: {self.num_experts} experts have at most "
-                    f"{reach:.3f} nats; lower the band"
-                )
+                most = f"{self.num_experts} experts have at most {reach:.3f} nats"
+                yield f"entropy_band ({low}, {high}) cannot be reached: {most}; lower the band"
         if self.ffn != "some" or self.router == "hash":
             without = f"ffn: {self.ffn}" if self.ffn != "some" else "router: hash"
-            neutral = ModelConfig.model_fields
-            for name in ("grounding", "query_residual", "center_queries", "learn_temperature", "entropy_band",
-                         "balance_loss"):  # fmt: skip
-                if getattr(self, name) != neutral[name].default:
-                    raise ConfigError(f"{name} needs queries, and {without} has none; leave it at its default")
+            for name in OF_QUERIES:
+                if getattr(self, name) != ModelConfig.model_fields[name].default:
+                    yield f"{name} needs queries, and {without} has none; leave it at its default"
         if self.ffn != "some":
             for name in ("shared_expert", "shared_down", "output_scale", "gains"):
                 if getattr(self, name):
-                    raise ConfigError(f"{name} belongs to a SoME layer, and ffn: {self.ffn} has none; leave it out")
-        return self
+                    yield f"{name} belongs to a SoME layer, and ffn: {self.ffn} has none; leave it out"

@@ -1,16 +1,15 @@
 """Exact parameter counts by formula, without building the model.
 
-Symbols: V vocab_size, d d_model, L num_layers, E num_experts, f d_ffn, h query_width, r lora_rank, w a width.
+Symbols: V vocab_size, d d_model, L num_layers, E num_experts, f d_ffn, w a width.
 The keys that gravity moves are a buffer: they count neither as trainable nor in the total.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from some_moe.config import ModelConfig
 
 
-@dataclass(frozen=True)
-class ParameterCount:
+class ParameterCount(NamedTuple):
     """How many parameters learn, and how many there are in all."""
 
     trainable: int
@@ -20,20 +19,15 @@ class ParameterCount:
     def trainable_percent(self) -> float:
         return 100 * self.trainable / self.total
 
-    def __add__(self, other: "ParameterCount") -> "ParameterCount":
-        return ParameterCount(self.trainable + other.trainable, self.total + other.total)
-
-    def times(self, copies: int) -> "ParameterCount":
-        return ParameterCount(copies * self.trainable, copies * self.total)
-
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
     """Count the whole model: embedding, blocks, and an untied output head with a bias."""
-    V, d = model.vocab_size, model.d_model
-    embedding_and_head = _trained(V * d + d * V + V)
-    norms_and_attention = _trained(4 * d + 4 * d * d + 4 * d)
-    block = norms_and_attention + _count_feed_forward(model)
-    return embedding_and_head + block.times(model.num_layers)
+    V, d, L = model.vocab_size, model.d_model, model.num_layers
+    embedding_and_head = V * d + d * V + V
+    norms_and_attention = 4 * d + 4 * d * d + 4 * d
+    trained, frozen = _count_feed_forward(model)
+    trainable = embedding_and_head + L * (norms_and_attention + trained)
+    return ParameterCount(trainable, trainable + L * frozen)
 
 
 def format_millions(count: int) -> str:
@@ -41,50 +35,31 @@ def format_millions(count: int) -> str:
     return f"{count / 1e6:.2f}"
 
 
-def _trained(count: int) -> ParameterCount:
-    return ParameterCount(trainable=count, total=count)
-
-
-def _frozen(count: int) -> ParameterCount:
-    return ParameterCount(trainable=0, total=count)
-
-
 def _count_dense(d: int, w: int) -> int:
     """A two-layer network d→w→d with biases."""
     return 2 * d * w + w + d
 
 
-def _count_feed_forward(model: ModelConfig) -> ParameterCount:
-    if model.ffn == "dense":
-        return _trained(_count_dense(model.d_model, model.dense_width))
-    if model.ffn == "frozen_dense":
-        return _frozen(_count_dense(model.d_model, model.dense_width))
-    return _count_routing(model) + _count_library(model)
-
-
-def _count_routing(model: ModelConfig) -> ParameterCount:
-    """Everything that finds the experts: query network, learned keys, learned temperature."""
-    d = model.d_model
-    if model.router == "hash":
-        return _trained(0)
-    query = d * d + d if model.query == "linear" else _count_dense(d, model.query_width)
-    keys = model.num_experts * d if model.router == "learned" else 0
-    return _trained(query + keys + int(model.learn_temperature))
-
-
-def _count_library(model: ModelConfig) -> ParameterCount:
-    """The experts and what the studies add to them."""
+def _count_feed_forward(model: ModelConfig) -> tuple[int, int]:
+    """One layer's parameters, (trained, frozen)."""
     E, d, f = model.num_experts, model.d_model, model.d_ffn
-    if model.shared_down:
-        experts = _frozen(E * (d * f + f)) + _trained(f * d + d)
-    elif model.trainability == "full":
-        experts = _trained(E * _count_dense(d, f))
-    else:
-        experts = _frozen(E * _count_dense(d, f))
+    if model.ffn != "some":
+        dense = _count_dense(d, model.dense_width)
+        return (dense, 0) if model.ffn == "dense" else (0, dense)
+    experts = E * (d * f + f) if model.shared_down else E * _count_dense(d, f)
+    trained, frozen = (experts, 0) if model.trainability == "full" else (0, experts)
+    # What finds the experts: query network, learned keys, learned temperature.
+    if model.router != "hash":
+        trained += d * d + d if model.query == "linear" else _count_dense(d, model.query_width)
+        trained += E * d if model.router == "learned" else 0
+        trained += int(model.learn_temperature)
+    # What the studies add to them.
     if model.trainability == "lora":
-        experts += _trained(E * 2 * model.lora_rank * (d + f))
+        trained += E * 2 * model.lora_rank * (d + f)
+    if model.shared_down:
+        trained += f * d + d
     if model.gains:
-        experts += _trained(E * f)
+        trained += E * f
     if model.shared_expert:
-        experts += _trained(_count_dense(d, model.shared_expert))
-    return experts + _trained(int(model.output_scale))
+        trained += _count_dense(d, model.shared_expert)
+    return trained + int(model.output_scale), frozen

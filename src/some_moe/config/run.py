@@ -1,12 +1,10 @@
 """One run: a room of each kind, and what must hold between them."""
 
 import math
-from typing import Self
+from collections.abc import Iterator
 
-from pydantic import model_validator
-
-from some_moe.config.base import Config, ConfigError, Count
-from some_moe.config.gravity import GravityConfig, check_gravity_fits
+from some_moe.config.base import Config, Count
+from some_moe.config.gravity import GravityConfig, find_misfits
 from some_moe.config.model import ModelConfig
 from some_moe.config.training import DataConfig, TrainConfig
 
@@ -46,11 +44,8 @@ class RunConfig(Config):
             return self.train.max_steps
         return self.count_steps(num_rows)
 
-    @model_validator(mode="after")
-    def _check_rooms_agree(self) -> Self:
-        if self.format_version > FORMAT_VERSION:
-            raise ConfigError(
-                f"format_version {self.format_version} is newer than this program's {FORMAT_VERSION}; update some-moe"
-            )
-        check_gravity_fits(self.model, self.gravity)
-        return self
+    def find_problems(self) -> Iterator[str]:
+        version = self.format_version
+        if version > FORMAT_VERSION:
+            yield f"format_version {version} is newer than this program's {FORMAT_VERSION}; update some-moe"
+        yield from find_misfits(self.model, self.gravity)

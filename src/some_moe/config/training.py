@@ -1,10 +1,11 @@
 """What is read, and how it is learned."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from some_moe.config.base import Config, ConfigError, Count, Decay, Natural, NonNegative, Positive, Seed, Share
+from some_moe.config.base import Config, Count, Decay, Natural, NonNegative, Positive, Seed, Share
 
 
 class DataConfig(Config):
@@ -35,13 +36,11 @@ class DataConfig(Config):
     count_padding: bool = False
     """Padding positions count in usage, gini, entropy and gravity (the reports' v2–v4; needs padded rows)."""
 
-    @model_validator(mode="after")
-    def _check_padding(self) -> Self:
-        for name, wanted in (("loss_on: all_positions", self.loss_on != "text"),
-                             ("count_padding", self.count_padding)):  # fmt: skip
+    def find_problems(self) -> Iterator[str]:
+        padded = {"loss_on: all_positions": self.loss_on != "text", "count_padding": self.count_padding}
+        for name, wanted in padded.items():
             if wanted and self.batching != "padded":
-                raise ConfigError(f"{name} needs rows of one length; set batching: padded, not {self.batching}")
-        return self
+                yield f"{name} needs rows of one length; set batching: padded, not {self.batching}"
 
 
 class TrainConfig(Config):
@@ -108,11 +107,7 @@ class TrainConfig(Config):
     tensorboard: bool = False
     """Log to runs/NAME/tensorboard as well (needs the tensorboard package)."""
 
-    @model_validator(mode="after")
-    def _check_warmup(self) -> Self:
+    def find_problems(self) -> Iterator[str]:
         if self.top_k_warmup + self.top_k_ramp > 1:
-            raise ConfigError(
-                f"top_k_warmup {self.top_k_warmup} and top_k_ramp {self.top_k_ramp} together exceed the whole run; "
-                "lower them to a sum of at most 1"
-            )
-        return self
+            both = f"top_k_warmup {self.top_k_warmup} and top_k_ramp {self.top_k_ramp}"
+            yield f"{both} together exceed the whole run; lower them to a sum of at most 1"

@@ -9,9 +9,9 @@ T positions. Three ways to fill a batch (`data.batching`):
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -77,10 +77,13 @@ class Batch:
     def num_real(self) -> int:
         return int(self.real.sum())
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The same with every tensor changed."""
+        return Batch(**{name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)})
+
     def pin(self) -> "Batch":
         """Move to page-locked memory, from where a GPU fetches without making the host wait."""
-        moved = {name: value.pin_memory() for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **moved)
+        return self.map(Tensor.pin_memory)
 
     def split(self, rows_each: int, *, keep_length: bool) -> list["Batch"]:
         """Cut into micro-batches of at most rows_each rows, each as long as it must be (unless keep_length)."""
@@ -91,31 +94,12 @@ class Batch:
     def _take(self, rows: slice, keep_length: bool) -> "Batch":
         used = int(self.real[rows].any(0).nonzero().max()) + 1 if self.real[rows].any() else 1
         time = self.inputs.shape[1] if keep_length else min(self.inputs.shape[1], -(-used // LENGTH_STEP) * LENGTH_STEP)
-        return Batch(
-            inputs=self.inputs[rows, :time],
-            targets=self.targets[rows, :time],
-            real=self.real[rows, :time],
-            rows=self.rows[rows],
-            positions=None if self.positions is None else self.positions[rows, :time],
-            segments=None if self.segments is None else self.segments[rows, :time],
-        )
+        return self.map(lambda tensor: tensor[rows] if tensor.dim() == 1 else tensor[rows, :time])
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
             return self
-
-        def move(tensor: Tensor) -> Tensor:
-            pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-            return pinned.to(device, non_blocking=True)
-
-        return Batch(
-            inputs=move(self.inputs),
-            targets=move(self.targets),
-            real=move(self.real),
-            rows=move(self.rows),
-            positions=None if self.positions is None else move(self.positions),
-            segments=None if self.segments is None else move(self.segments),
-        )
+        return self.map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
 
 class Batches:
@@ -132,8 +116,7 @@ class Batches:
         for_gpu: bool = False,
     ) -> None:
         self.rows, self.config, self.rows_a_step, self.seed = rows, config, rows_a_step, seed
-        self.keep_partial = keep_partial
-        self.for_gpu = for_gpu
+        self.keep_partial, self.for_gpu = keep_partial, for_gpu
         few = -(-config.seq_len // (GPU_LENGTHS * LENGTH_STEP)) * LENGTH_STEP
         self.length_step = few if for_gpu else LENGTH_STEP
         self.groups = pack_stories(rows.lengths, config.seq_len) if config.batching == "packed" else None
@@ -171,9 +154,8 @@ class Batches:
         if self.config.batching == "bucketed":
             time = min(time, -(-used // self.length_step) * self.length_step)
         shape = (len(stories), time)
-        inputs, targets = np.full(shape, PAD, np.int64), np.full(shape, PAD, np.int64)
-        real = np.zeros(shape, bool)
-        positions, segments = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
+        inputs, targets, positions = (np.full(shape, fill, np.int64) for fill in (PAD, PAD, 0))
+        real, segments = np.zeros(shape, bool), np.full(shape, -1, np.int64)
         for row, group in enumerate(stories):
             start = 0
             for segment, story in enumerate(group):
@@ -187,15 +169,10 @@ class Batches:
             if start < time and self.config.batching == "padded":
                 # The published protocol reads on: eos, then padding, predicting padding.
                 inputs[row, start] = targets[row, start - 1]
-        packed = self.groups is not None
-        batch = Batch(
-            inputs=torch.from_numpy(inputs),
-            targets=torch.from_numpy(targets),
-            real=torch.from_numpy(real),
-            rows=torch.arange(len(stories)),
-            positions=torch.from_numpy(positions) if packed else None,
-            segments=torch.from_numpy(segments) if packed else None,
-        )
+        arrays = {"inputs": inputs, "targets": targets, "real": real, "rows": np.arange(len(stories))}
+        if self.groups is not None:
+            arrays |= {"positions": positions, "segments": segments}
+        batch = Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
         return batch.pin() if self.for_gpu else batch
 
     def epoch(self, epoch: int, start: int = 0, *, shuffle: bool = True) -> Iterator[Batch]:

@@ -3,21 +3,20 @@
 import hashlib
 import json
 import os
-import shutil
-import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.data import lexicon, stories
+from some_moe.data import stories
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.sources import SPLITS, Corpus, load_corpus
 from some_moe.data.tokenizer import Tokenizer
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,38 +42,30 @@ def prepare(config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None = N
     tokenizer: use this one (a run's own, on resume) instead of data.tokenizer or a newly trained one.
     """
     if tokenizer is None and config.tokenizer is not None:
-        tokenizer = load_tokenizer(config.tokenizer)
+        try:
+            tokenizer = Tokenizer.load(config.tokenizer)
+        except OSError as error:
+            raise ConfigError(f"cannot read data.tokenizer {config.tokenizer!r}: {error.strerror}") from None
     if tokenizer is not None and tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, but model.vocab_size is {vocab_size}; raise vocab_size"
         )
-    corpus, content = None, _generator_digest(config)
-    if content is None:
-        corpus = load_corpus(config)
-        content = corpus.digest()
+    corpus = None if config.source == "stories" else load_corpus(config)
+    content = _digest_generator(config) if corpus is None else corpus.digest()
     fixed = "" if tokenizer is None else tokenizer.to_json()
     wanted = json.dumps([CACHE_VERSION, content, vocab_size, config.seq_len, fixed])
-    place = cache_folder() / hashlib.sha256(wanted.encode()).hexdigest()[:32]
-    cached = _read_cache(place)
+    file = cache_folder() / f"{hashlib.sha256(wanted.encode()).hexdigest()[:32]}.safetensors"
+    cached = _read_cache(file)
     if cached is not None:
         return cached
     dataset = _encode(corpus or load_corpus(config), config, vocab_size, tokenizer)
-    _write_cache(place, dataset)
+    _write_cache(file, dataset)
     return dataset
 
 
-def load_tokenizer(path: str) -> Tokenizer:
-    try:
-        return Tokenizer.load(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read data.tokenizer {path!r}: {error.strerror}") from None
-
-
-def _generator_digest(config: DataConfig) -> str | None:
-    """What decides the generated stories: the generator's source, its words and the sizes. None for other sources."""
-    if config.source != "stories":
-        return None
-    files = [Path(lexicon.__file__), *lexicon.FILES, Path(stories.__file__)]
+def _digest_generator(config: DataConfig) -> str:
+    """A hash of what decides the generated stories: the generator's source, its words and the sizes."""
+    files = [Path(stories.__file__), *stories.FILES]
     sizes = f"{config.train_subset_size} {config.val_subset_size}".encode()
     return hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()
 
@@ -96,44 +87,36 @@ def _encode(corpus: Corpus, config: DataConfig, vocab_size: int, tokenizer: Toke
     return Dataset(tokenizer=tokenizer, **splits, digest=total.hexdigest(), duplicates=corpus.duplicates)
 
 
-def _write_cache(place: Path, dataset: Dataset) -> None:
+def _write_cache(file: Path, dataset: Dataset) -> None:
     """Write whole and rename; a cache that cannot be written is done without."""
+    rows = {split: getattr(dataset, split) for split in SPLITS}
+    arrays = {f"{split}.{part}": getattr(rows[split], part) for split in SPLITS for part in ("ids", "starts")}
+    about = {
+        "tokenizer": dataset.tokenizer.to_json(),
+        "digest": dataset.digest,
+        "duplicates": dataset.duplicates,
+        "num_cut": {split: rows[split].num_cut for split in SPLITS},
+    }
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")  # another process may be making the same
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=place.parent, prefix=".making-"))
-    except OSError:
-        return
-    try:
-        (scratch / "tokenizer.json").write_text(dataset.tokenizer.to_json(), encoding="utf-8")
-        arrays: dict[str, np.ndarray] = {}
-        for split in SPLITS:
-            rows: Rows = getattr(dataset, split)
-            arrays |= {f"{split}.ids": rows.ids, f"{split}.starts": rows.starts}
-        save_file(arrays, scratch / "rows.safetensors")
-        info = {
-            "digest": dataset.digest,
-            "duplicates": dataset.duplicates,
-            "num_cut": {split: getattr(dataset, split).num_cut for split in SPLITS},
-        }
-        (scratch / "info.json").write_text(json.dumps(info), encoding="utf-8")
-        os.replace(scratch, place)
-    except OSError:
-        # Another process was first, or the disk is full: either way this process has what it needs.
-        shutil.rmtree(scratch, ignore_errors=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, scratch, {"about": json.dumps(about)})
+        os.replace(scratch, file)
+    except (OSError, SafetensorError):
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
 
 
-def _read_cache(place: Path) -> Dataset | None:
-    if not place.is_dir():
-        return None
+def _read_cache(file: Path) -> Dataset | None:
+    """What was made before; None where there is none, and where it is damaged, whatever is wrong with it."""
     try:
-        info = json.loads((place / "info.json").read_text(encoding="utf-8"))
-        arrays: dict[str, np.ndarray] = load_file(place / "rows.safetensors")
-        splits = {
-            split: Rows(arrays[f"{split}.ids"], arrays[f"{split}.starts"], info["num_cut"][split]) for split in SPLITS
-        }
-        tokenizer = Tokenizer.load(place / "tokenizer.json")
-        return Dataset(tokenizer=tokenizer, **splits, digest=info["digest"], duplicates=info["duplicates"])
+        with safe_open(file, "numpy") as stored:
+            about = json.loads(stored.metadata()["about"])
+            splits = {
+                split: Rows(stored.get_tensor(f"{split}.ids"), stored.get_tensor(f"{split}.starts"), num_cut)
+                for split, num_cut in about["num_cut"].items()
+            }
+        tokenizer = Tokenizer.from_json(about["tokenizer"])
+        return Dataset(tokenizer=tokenizer, **splits, digest=about["digest"], duplicates=about["duplicates"])
     except Exception:
-        # A damaged entry is made again, whatever is wrong with it.
-        shutil.rmtree(place, ignore_errors=True)
         return None

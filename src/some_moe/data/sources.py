@@ -40,20 +40,16 @@ class Corpus:
 
 
 def load_corpus(config: DataConfig) -> Corpus:
-    """Read the source that the config names, split it, and cut it to the subset sizes."""
+    """Read the source that the config names, split it, leave out repeats, and cut it to the subset sizes."""
     source = config.source
     if source == "stories":
-        return _generate(config)
+        held_out = config.val_subset_size or GENERATED_HELD_OUT
+        sizes = (config.train_subset_size or GENERATED_TRAIN, held_out, held_out)
+        # Books 1 and 2 are for valid and test, so that asking for more training stories never reaches them.
+        books = ([story.text for story in tell_many(size, seed=book)] for book, size in enumerate(sizes))
+        return _deduplicate(dict(zip(SPLITS, books, strict=True)), config)
     splits = _read_hub(source.removeprefix("hf:")) if source.startswith("hf:") else read_path(Path(source), config)
-    return _subset(_deduplicate(_complete_splits(splits)), config)
-
-
-def _generate(config: DataConfig) -> Corpus:
-    """Books 1 and 2 are for valid and test, so that asking for more training stories never reaches them."""
-    held_out = config.val_subset_size or GENERATED_HELD_OUT
-    sizes = {"train": config.train_subset_size or GENERATED_TRAIN, "valid": held_out, "test": held_out}
-    splits = {split: [story.text for story in tell_many(sizes[split], seed=book)] for book, split in enumerate(SPLITS)}
-    return _deduplicate(splits)
+    return _deduplicate(_complete_splits(splits), config)
 
 
 # --- reading ----------------------------------------------------------------------------------------------
@@ -219,25 +215,15 @@ def _complete_splits(splits: dict[str, list[str]]) -> dict[str, list[str]]:
     return {"train": train, "valid": valid, "test": test}
 
 
-def _deduplicate(splits: dict[str, list[str]]) -> Corpus:
-    """Keep each document once; what is held out stays held out."""
+def _deduplicate(splits: dict[str, list[str]], config: DataConfig) -> Corpus:
+    """Keep each document once, and at most so many as the config says; what is held out stays held out."""
     seen: set[bytes] = set()
-    kept: dict[str, list[str]] = {}
+    kept: dict[str, list[str]] = {split: [] for split in SPLITS}
     for split in ("test", "valid", "train"):
-        kept[split] = []
         for document in splits[split]:
             digest = hashlib.sha256(document.encode()).digest()
             if digest not in seen:
                 seen.add(digest)
                 kept[split].append(document)
-    total = sum(map(len, splits.values()))
-    return Corpus(train=kept["train"], valid=kept["valid"], test=kept["test"], duplicates=total - len(seen))
-
-
-def _subset(corpus: Corpus, config: DataConfig) -> Corpus:
-    return Corpus(
-        train=corpus.train[: config.train_subset_size],
-        valid=corpus.valid[: config.val_subset_size],
-        test=corpus.test[: config.val_subset_size],
-        duplicates=corpus.duplicates,
-    )
+        kept[split] = kept[split][: config.train_subset_size if split == "train" else config.val_subset_size]
+    return Corpus(**kept, duplicates=sum(map(len, splits.values())) - len(seen))

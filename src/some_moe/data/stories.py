@@ -17,12 +17,28 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from some_moe.data.lexicon import LEXICON, PLOTS, read_entries
+FILES = tuple(Path(__file__).with_name(name) for name in ("lexicon.txt", "plots.txt"))  # both say how they are written
 
-__all__ = ["PARTS", "POS", "ROLES", "Story", "Word", "tell", "tell_many"]
+
+def read_sections(text: str) -> dict[str, str]:
+    """What stands below each line "== name ==", by name and in order, without comments and empty lines."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    _, *parts = re.split(r"^== (\w+) ==\n", "\n".join(lines), flags=re.M)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def read_entries(section: str) -> Iterator[tuple[str, str]]:
+    """Keys and values of the lines "key = value"; a value goes on in the indented lines below it."""
+    for entry in re.split(r"\n(?! )", section.strip()):
+        key, _, value = entry.partition(" = ")
+        yield key, " ".join(value.split())
+
+
+LEXICON, PLOTS = (read_sections(file.read_text(encoding="utf-8")) for file in FILES)
 
 
 def _set(words: str) -> frozenset[str]:
@@ -130,7 +146,11 @@ class _Parser:
             self.position = match.end()
             kind, symbol = match.lastgroup, match.group()
             if kind == "sign" and symbol == "[":
-                nodes.append(self.read_choice(role))
+                options, mark = [], "|"
+                while mark == "|":
+                    option, mark = self.read(role, until="|]")
+                    options.append(option)
+                nodes.append(Choice(tuple(options)))
             elif kind == "sign":
                 if symbol not in until:
                     raise ValueError(f"unexpected {symbol!r} in the plan {self.text!r}")
@@ -148,13 +168,6 @@ class _Parser:
         if until:
             raise ValueError(f"no {until!r} at the end of the plan {self.text!r}")
         return tuple(nodes), ""
-
-    def read_choice(self, role: str) -> Choice:
-        """The options up to the closing bracket."""
-        options = [self.read(role, until="|]")]
-        while options[-1][1] == "|":
-            options.append(self.read(role, until="|]"))
-        return Choice(tuple(option for option, _ in options))
 
 
 def _name_word(word: str, marks: Sequence[str], role: str) -> Piece:

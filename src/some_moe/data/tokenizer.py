@@ -29,10 +29,8 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Learn a vocabulary of at most vocab_size from texts; a small corpus may give fewer."""
         if vocab_size < SMALLEST_VOCABULARY:
-            raise ConfigError(
-                f"vocab_size {vocab_size} cannot hold the 256 bytes and 3 special tokens; "
-                f"use at least {SMALLEST_VOCABULARY}"
-            )
+            reason = f"vocab_size {vocab_size} cannot hold the 256 bytes and 3 special tokens"
+            raise ConfigError(f"{reason}; use at least {SMALLEST_VOCABULARY}")
         backend = Backend(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()

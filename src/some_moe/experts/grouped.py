@@ -12,11 +12,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from some_moe.experts.tables import sort_slots
 from some_moe.experts.weights import ExpertWeights
 
 ALIGNMENT = 8  # grouped_mm wants multiples of 16 bytes
 Size = TypeVar("Size", int, Tensor)
+
+
+def sort_slots(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort the S slots of `experts` (N, K) int64 by expert, stably: order, expert and ends.
+
+    order (S,) int64: each permuted slot's slot. expert (S,): its expert, in the smallest dtype that holds it. ends (E,)
+    int32: one past each expert's last permuted slot, the offsets of a grouped GEMM.
+    """
+    # A radix sort: the fewer bytes a key has, the fewer passes.
+    small = torch.uint8 if num_experts <= 256 else torch.int16 if num_experts < 1 << 15 else torch.int32
+    expert, order = experts.reshape(-1).to(small).sort(stable=True)
+    every = torch.arange(num_experts, device=experts.device).to(small)
+    ends = torch.searchsorted(expert, every, right=True, out_int32=True)
+    return order, expert, ends
 
 
 @dataclass(frozen=True)
@@ -38,8 +51,8 @@ def lay_out(experts: Tensor, num_experts: int, *, pad: bool) -> Layout:
 
     P does not depend on the loads, so there is no host sync.
     """
-    slots = sort_slots(experts, num_experts)
-    slot, expert, ends = slots.order, slots.expert.to(torch.int64), slots.ends
+    order, expert, ends = sort_slots(experts, num_experts)
+    slot, expert = order, expert.to(torch.int64)
     row = torch.arange(len(slot), device=slot.device)  # of each sorted slot
     if pad:
         num_rows = round_up(len(slot) + ALIGNMENT * num_experts)
@@ -52,7 +65,7 @@ def lay_out(experts: Tensor, num_experts: int, *, pad: bool) -> Layout:
         ends = torch.cat((padded_ends[:-1], padded_ends.new_full((1,), num_rows)))
         expert = torch.searchsorted(ends, torch.arange(num_rows, device=ends.device, dtype=ends.dtype), right=True)
         slot = torch.full((num_rows,), -1, device=slot.device).scatter_(0, row, slot)
-    place = torch.empty_like(slots.order).scatter_(0, slots.order, row)
+    place = torch.empty_like(order).scatter_(0, order, row)
     return Layout(slot, place, expert, ends)
 
 
@@ -83,12 +96,7 @@ class ScalePerExpert(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (rows, gain, expert, ends), (grad,) = ctx.saved_tensors, grads
-        return (
-            gain[expert] * grad,
-            sum_per_expert(grad * rows, ends) if ctx.needs_input_grad[1] else None,
-            None,
-            None,
-        )
+        return (gain[expert] * grad, sum_per_expert(grad * rows, ends) if ctx.needs_input_grad[1] else None, None, None)
 
 
 def sum_per_expert(rows: Tensor, ends: Tensor) -> Tensor:

@@ -16,17 +16,11 @@ class LoraWeights:
     down_out: Tensor  # (E, D, R)
 
     def to(self, dtype: torch.dtype) -> "LoraWeights":
-        return LoraWeights(
-            up_in=self.up_in.to(dtype),
-            up_out=self.up_out.to(dtype),
-            down_in=self.down_in.to(dtype),
-            down_out=self.down_out.to(dtype),
-        )
+        return LoraWeights(**{name: stack.to(dtype) for name, stack in vars(self).items()})
 
     def unbind(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """One (up_in, up_out, down_in, down_out) per expert."""
-        stacks = (self.up_in, self.up_out, self.down_in, self.down_out)
-        return list(zip(*(stack.unbind(0) for stack in stacks), strict=True))
+        return list(zip(self.up_in, self.up_out, self.down_in, self.down_out, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

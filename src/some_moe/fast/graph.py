@@ -56,7 +56,7 @@ class GraphedStepper(Stepper):
             model.compile_parts(dynamic=None if config.data.batching == "bucketed" else False, fullgraph=whole)
         # A capture bakes in every number that the host computes from the step; an annealed beta is one.
         settled = config.gravity.beta_schedule == "constant"
-        self.captures_steps = self.compiled and settled and self.team.alone and whole
+        self.captures_steps = self.compiled and settled and self.group.is_single and whole
         self.seen: Counter[Kind] = Counter()
         self.captures: dict[Kind, Capture] = {}
         self.stream = torch.cuda.Stream(self.device) if self.captures_steps else None  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ class GraphedStepper(Stepper):
         pool = next(iter(self.captures.values())).graph.pool() if self.captures else None
         # Other threads go on pinning batches meanwhile, which CUDA would refuse if told to mind them too.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-            result = train_step(self.model, self.optimizer, static.inputs, self.config, self.team)
+            result = train_step(self.model, self.optimizer, static.inputs, self.config, self.group)
         assert isinstance(self.optimizer, FusedAdamW)
         self.optimizer.finish_capture()
         return Capture(graph, static, result)

@@ -31,8 +31,9 @@ from some_moe.model.attention import (
     rotary_angles,
     sinusoidal_positions,
 )
-from some_moe.model.layer import DenseFFN, SharedExpert, SomeLayer
+from some_moe.model.layer import SharedExpert, SomeLayer
 from some_moe.model.library import SharedDownLibrary
+from some_moe.model.linear import DenseFFN
 from some_moe.model.query import LinearQuery, MlpQuery
 from some_moe.model.router import KeyRouter, auxiliary_loss
 from some_moe.model.routing import Routing

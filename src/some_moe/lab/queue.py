@@ -19,15 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from some_moe.config import ConfigError
+from some_moe.config import ConfigError, TrainingStoppedError
 from some_moe.files import write_whole
 from some_moe.lab.estimate import describe_seconds
 from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
 from some_moe.lab.measured import refuse_other_record, write_record
-from some_moe.training.lock import take_lock
 from some_moe.training.machine import choose_machine
-from some_moe.training.run_folder import RunFolder
-from some_moe.training.stopping import TrainingStoppedError
+from some_moe.training.run_folder import RunFolder, take_lock
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # how a run ends that somebody stopped

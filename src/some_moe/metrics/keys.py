@@ -1,4 +1,4 @@
-"""How alike the keys are, what the queries they meet look like, and how often experts were respawned.
+"""How alike the keys are, and what the queries they meet look like.
 
 Shapes: E experts, D model width.
 """
@@ -6,6 +6,8 @@ Shapes: E experts, D model width.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from some_moe.metrics.usage import take_counted
 
 
 def mean_pairwise_cosine(keys: Tensor) -> float:
@@ -19,9 +21,7 @@ def mean_pairwise_cosine(keys: Tensor) -> float:
 
 def effective_rank(vectors: Tensor, mask: Tensor | None = None) -> float:
     """How many directions the vectors (…, D) really use: the exponential of the entropy of their spectrum."""
-    if mask is not None:
-        vectors = vectors[mask.to(torch.bool)]
-    flat = vectors.reshape(-1, vectors.shape[-1]).double()
+    flat = take_counted(vectors, mask).reshape(-1, vectors.shape[-1]).double()
     # The spectrum of the second moments: the squared singular values, at the cost of a D×D problem.
     energy = torch.linalg.eigvalsh(flat.T @ flat).clamp(min=0)
     if float(energy.sum()) == 0:
@@ -31,13 +31,6 @@ def effective_rank(vectors: Tensor, mask: Tensor | None = None) -> float:
 
 def query_collinearity(queries: Tensor, mask: Tensor | None = None) -> float:
     """‖E q‖ / E‖q‖ of queries (…, D): 1 when all point one way, near 0 when they cancel out."""
-    if mask is not None:
-        queries = queries[mask.to(torch.bool)]
-    flat = queries.reshape(-1, queries.shape[-1]).double()
+    flat = take_counted(queries, mask).reshape(-1, queries.shape[-1]).double()
     total = float(flat.norm(dim=-1).sum())
     return float(flat.sum(0).norm()) / total if total else 0.0
-
-
-def count_respawns(respawns: Tensor) -> tuple[int, int]:
-    """Return (respawns in all, experts that were respawned at least once)."""
-    return int(respawns.sum()), int((respawns > 0).sum())

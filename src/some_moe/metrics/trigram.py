@@ -13,7 +13,7 @@ its first id (bos) is context only, and stands twice before the first target.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,10 @@ from numpy.typing import NDArray
 __all__ = ["Trigram"]
 
 Ids = NDArray[np.int64]
-Numbers = NDArray[np.float64]
 Rows = Sequence[Sequence[int] | NDArray[np.integer[Any]]]
 
 
-class _Counts(NamedTuple):
-    """For each target, by order: its count, the count of its context, and how many ids follow that."""
-
-    trigram: tuple[Ids, Ids, Ids]
-    bigram: tuple[Ids, Ids, Ids]
-    unigram: tuple[Ids, Ids, Ids]
+Counts = list[tuple[Ids, Ids, Ids]]  # by order, shortest first: of targets, of their contexts, of what follows those
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,47 +89,35 @@ class Trigram:
         counts = self._look_up(*_split_targets(rows, self.vocab_size))
         return _average(counts, self.discount, self.vocab_size)
 
-    def _look_up(self, before: Ids, last: Ids, target: Ids) -> _Counts:
+    def _look_up(self, before: Ids, last: Ids, target: Ids) -> Counts:
         """What was counted of each target after its two ids."""
         context = before * self.vocab_size + last
         pair = last * self.vocab_size + target
-        trigram = context * self.vocab_size + target
         everywhere = np.zeros_like(target)
-        return _Counts(
-            trigram=(
-                _find(trigram, self.trigrams, self.trigram_counts),
+        num_words = np.count_nonzero(self.word_counts)
+        return [
+            (self.word_counts[target], everywhere + len(self.pairs), everywhere + num_words),
+            (_find(pair, self.pairs, self.pair_counts), self.last_counts[last], self.last_followers[last]),
+            (
+                _find(context * self.vocab_size + target, self.trigrams, self.trigram_counts),
                 _find(context, self.contexts, self.context_counts),
                 _find(context, self.contexts, self.context_followers),
             ),
-            bigram=(
-                _find(pair, self.pairs, self.pair_counts),
-                self.last_counts[last],
-                self.last_followers[last],
-            ),
-            unigram=(
-                self.word_counts[target],
-                everywhere + len(self.pairs),
-                everywhere + np.count_nonzero(self.word_counts),
-            ),
-        )
+        ]
 
 
-def _average(counts: _Counts, discount: float, vocab_size: int) -> float:
-    """Mean nats of the targets."""
-    if not len(counts.trigram[0]):
+def _average(counts: Counts, discount: float, vocab_size: int) -> float:
+    """Mean nats of the targets, each probability built up from the shortest context to the longest."""
+    num_targets = len(counts[0][0])
+    if not num_targets:
         raise ValueError("no row has a target: one needs at least two ids")
-    return float(-np.log(_interpolate(counts, discount, vocab_size)).mean())
-
-
-def _interpolate(counts: _Counts, discount: float, vocab_size: int) -> Numbers:
-    """The probability of each target, from the shortest context to the longest."""
-    probability = np.full(len(counts.trigram[0]), 1 / vocab_size)
-    for count, total, followers in (counts.unigram, counts.bigram, counts.trigram):
+    probability = np.full(num_targets, 1 / vocab_size)
+    for count, total, followers in counts:
         # An unseen context has count 0 and followers 0: dividing by 1, and passing on everything.
         divisor = np.maximum(total, 1)
         passed_on = np.where(total > 0, discount * followers / divisor, 1.0)
         probability = np.maximum(count - discount, 0) / divisor + passed_on * probability
-    return probability
+    return float(-np.log(probability).mean())
 
 
 def _find(keys: Ids, sorted_keys: Ids, values: Ids) -> Ids:

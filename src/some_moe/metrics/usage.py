@@ -11,11 +11,14 @@ from torch import Tensor
 from some_moe.hashing import assign_experts
 
 
+def take_counted(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The values (…, …) of the tokens that the mask (…) says; all of them without one."""
+    return values if mask is None else values[mask.to(torch.bool)]
+
+
 def count_selections(experts: Tensor, num_experts: int, mask: Tensor | None = None) -> Tensor:
     """Count how often each expert was chosen: experts (…, K), mask (…) → (E,) int64."""
-    if mask is not None:
-        experts = experts[mask.to(torch.bool)]
-    return torch.bincount(experts.reshape(-1), minlength=num_experts)
+    return torch.bincount(take_counted(experts, mask).reshape(-1), minlength=num_experts)
 
 
 def gini(counts: Tensor) -> float:
@@ -54,11 +57,9 @@ def gate_entropy_nats(gates: Tensor, mask: Tensor | None = None) -> float:
 
     Of their shares: a single expert's gate is less than 1, and leaves no choice all the same.
     """
-    if mask is not None:
-        gates = gates[mask.to(torch.bool)]
+    gates = take_counted(gates, mask).double()
     if gates.numel() == 0:
         return 0.0
-    gates = gates.double()
     shares = gates / gates.sum(-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).tiny)
     return float(torch.special.entr(shares).sum(-1).mean())
 
@@ -68,9 +69,7 @@ def hash_counts(ids: Tensor, num_experts: int, top_k: int, mask: Tensor | None =
 
     Frequent words alone make such usage uneven; a router's gini says something only beside this one.
     """
-    if mask is not None:
-        ids = ids[mask.to(torch.bool)]
-    types, frequency = torch.unique(ids, return_counts=True)
+    types, frequency = torch.unique(take_counted(ids, mask), return_counts=True)
     experts = assign_experts(types, num_experts, top_k, seed, layer=0)
     counts = torch.zeros(num_experts, dtype=torch.int64, device=ids.device)
     return counts.index_add(0, experts.reshape(-1), frequency.repeat_interleave(top_k))

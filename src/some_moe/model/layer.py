@@ -6,7 +6,6 @@ layer.gravity_step(routing, step)          # after the optimizer's step: the key
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
@@ -14,24 +13,11 @@ from some_moe.model import gravity as gravity_rules
 from some_moe.model.init import init_weights
 from some_moe.model.keystore import KeyState
 from some_moe.model.library import ExpertLibrary, make_library
-from some_moe.model.linear import Linear
+from some_moe.model.linear import DenseFFN
 from some_moe.model.query import make_query
 from some_moe.model.router import HashRouter, KeyRouter
 from some_moe.model.routing import Routing
 from some_moe.model.tokens import TokenInfo
-
-
-class DenseFFN(nn.Module):
-    """A trained feed-forward network d → width → d: the dense baseline, and the shared expert."""
-
-    def __init__(self, d_model: int, width: int) -> None:
-        super().__init__()
-        self.expand = Linear(d_model, width)
-        self.project = Linear(width, d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.project(F.gelu(self.expand(x)))
-        return y
 
 
 class FrozenDenseFFN(nn.Module):
@@ -39,9 +25,8 @@ class FrozenDenseFFN(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, kernel: str, device: torch.device | str | None) -> None:
         super().__init__()
-        self.library = ExpertLibrary(
-            config, layer, num_experts=1, d_ffn=config.dense_width, kernel=kernel, device=device
-        )
+        only = config.model_copy(update={"num_experts": 1, "d_ffn": config.dense_width})
+        self.library = ExpertLibrary(only, layer, kernel=kernel, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)

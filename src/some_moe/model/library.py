@@ -1,6 +1,7 @@
 """The expert library: E small feed-forward networks, made from a number, that a layer's tokens share."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,14 +27,7 @@ class ExpertLibrary(nn.Module):
     down_bias: Tensor
 
     def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        *,
-        num_experts: int | None = None,
-        d_ffn: int | None = None,
-        kernel: str = "auto",
-        device: torch.device | str | None = None,
+        self, config: ModelConfig, layer: int, *, kernel: str = "auto", device: torch.device | str | None = None
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -43,7 +37,7 @@ class ExpertLibrary(nn.Module):
         self.trained = config.trainability == "full"
         self.kernel = kernel
         self.mix: MixExperts = choose_kernel(kernel)
-        experts, width, d = num_experts or config.num_experts, d_ffn or config.d_ffn, config.d_model
+        experts, width, d = config.num_experts, config.d_ffn, config.d_model
         shapes: dict[str, tuple[int, ...]] = {
             "up": (experts, width, d),
             "up_bias": (experts, width),
@@ -104,7 +98,7 @@ class ExpertLibrary(nn.Module):
                 )
 
     def weights(self) -> ExpertWeights:
-        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias)
+        return ExpertWeights(**{name: getattr(self, name) for name in self.matrices()})
 
     def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
         """x (N, D), experts (N, K) int64, gates (N, K) → the gated sum (N, D) of the experts' outputs."""
@@ -128,7 +122,7 @@ class LoraLibrary(ExpertLibrary):
 
     def weights(self) -> ExpertWeights:
         lora = LoraWeights(up_in=self.up_in, up_out=self.up_out, down_in=self.down_in, down_out=self.down_out)
-        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias, lora=lora)
+        return replace(super().weights(), lora=lora)
 
 
 class GainLibrary(ExpertLibrary):
@@ -139,7 +133,7 @@ class GainLibrary(ExpertLibrary):
         self.gain = nn.Parameter(torch.ones_like(self.up_bias, dtype=torch.float32))
 
     def weights(self) -> ExpertWeights:
-        return ExpertWeights(up=self.up, up_bias=self.up_bias, down=self.down, down_bias=self.down_bias, gain=self.gain)
+        return replace(super().weights(), gain=self.gain)
 
 
 class SharedDownLibrary(ExpertLibrary):
@@ -152,9 +146,6 @@ class SharedDownLibrary(ExpertLibrary):
     def matrices(self) -> tuple[str, ...]:
         return ("up", "up_bias")
 
-    def weights(self) -> ExpertWeights:
-        return ExpertWeights(up=self.up, up_bias=self.up_bias)
-
     def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
         y: Tensor = self.shared(super().forward(x, experts, gates))
         return y
@@ -162,10 +153,5 @@ class SharedDownLibrary(ExpertLibrary):
 
 def make_library(config: ModelConfig, layer: int, **options: Any) -> ExpertLibrary:
     """Return the library that the config asks for."""
-    if config.trainability == "lora":
-        return LoraLibrary(config, layer, **options)
-    if config.gains:
-        return GainLibrary(config, layer, **options)
-    if config.shared_down:
-        return SharedDownLibrary(config, layer, **options)
-    return ExpertLibrary(config, layer, **options)
+    kind = LoraLibrary if config.trainability == "lora" else GainLibrary if config.gains else ExpertLibrary
+    return (SharedDownLibrary if config.shared_down else kind)(config, layer, **options)

@@ -1,4 +1,4 @@
-"""Linear maps and norms that compute in the type of their input, whatever type their parameters are kept in."""
+"""Layers that compute in the type of their input, whatever type their parameters are kept in."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,3 +22,16 @@ class LayerNorm(nn.LayerNorm):
         wide = at_least_float32(x)
         weight, bias = self.weight.to(wide.dtype), self.bias.to(wide.dtype)
         return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+
+
+class DenseFFN(nn.Module):
+    """A trained network d → width → d with GELU: the dense baseline, the shared expert, and the query network."""
+
+    def __init__(self, d_model: int, width: int) -> None:
+        super().__init__()
+        self.expand = Linear(d_model, width)
+        self.project = Linear(width, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.project(F.gelu(self.expand(x)))
+        return y

@@ -28,23 +28,16 @@ class TokenInfo:
         shape: Sequence[int],
         device: torch.device,
         *,
-        counted: Tensor | None = None,
-        rows: Tensor | None = None,
         seed: int = 0,
         step: int = 0,
-        salt: Tensor | None = None,
-        ids: Tensor | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
         sums: bool = True,
+        **given: Tensor | None,
     ) -> Self:
         """Fill in what is not given for a batch of this shape (B, T): every token counts, rows are numbered from 0."""
-        return cls(
-            counted=torch.ones(tuple(shape), dtype=torch.bool, device=device) if counted is None else counted,
-            rows=torch.arange(shape[0], device=device) if rows is None else rows,
-            salt=make_salt(seed, step, device) if salt is None else salt,
-            ids=ids,
-            positions=positions,
-            segments=segments,
-            sums=sums,
-        )
+        found = {
+            "counted": torch.ones(tuple(shape), dtype=torch.bool, device=device),
+            "rows": torch.arange(shape[0], device=device),
+            "salt": make_salt(seed, step, device),
+        }
+        found |= {name: tensor for name, tensor in given.items() if tensor is not None}
+        return cls(**found, sums=sums)

@@ -17,9 +17,9 @@ from some_moe.config import GravityConfig, ModelConfig, check_gravity_fits
 from some_moe.model.attention import Attention, Cache, Geometry, make_geometry, sinusoidal_positions
 from some_moe.model.dropout import Dropout
 from some_moe.model.init import init_weights
-from some_moe.model.layer import DenseFFN, FrozenDenseFFN, SomeLayer
+from some_moe.model.layer import FrozenDenseFFN, SomeLayer
 from some_moe.model.library import ExpertLibrary
-from some_moe.model.linear import LayerNorm, Linear
+from some_moe.model.linear import DenseFFN, LayerNorm, Linear
 from some_moe.model.routing import Routing
 from some_moe.model.tokens import TokenInfo
 from some_moe.precision import at_least_float32

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from some_moe.config import FORMAT_VERSION, ConfigError
-from some_moe.files import write_beside, write_whole
+from some_moe.files import sync, write_beside, write_whole
 from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
 from some_moe.training.run_folder import CURE, list_checkpoints, read_state_file
@@ -34,36 +34,9 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         raise OSError(str(error)) from None
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def optimizer_tensors(model: SomeLM, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[parameter]}/{part}": value
-        for parameter, state in optimizer.state.items()
-        for part, value in state.items()
-    }
-
-
-def restore_optimizer(model: SomeLM, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    for name, value in tensors.items():
-        path, part = name.rsplit("/", 1)
-        parameter = parameters[path]
-        device = torch.device("cpu") if part == "step" and parameter.device.type == "cpu" else parameter.device
-        optimizer.state[parameter][part] = value.to(device)
 
 
 def list_remade(model: SomeLM) -> list[ExpertLibrary]:
@@ -80,20 +53,26 @@ def save_checkpoint(
     folder: Path, model: SomeLM, optimizer: torch.optim.Optimizer, state: dict[str, Any], extra: dict[str, Tensor]
 ) -> Path:
     """Write checkpoints/step-N; state["step"] is N. Returns its path."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    memory = {
+        f"{names[parameter]}/{part}": value
+        for parameter, parts in optimizer.state.items()
+        for part, value in parts.items()
+    }
     place = folder / f"step-{state['step']}"
     scratch = folder / f".step-{state['step']}.tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
         write_tensors(scratch / "model.safetensors", dict(model.state_dict()))
-        write_tensors(scratch / "optimizer.safetensors", optimizer_tensors(model, optimizer) | extra)
+        write_tensors(scratch / "optimizer.safetensors", memory | extra)
         hashes = {name: _hash_file(scratch / name) for name in TENSOR_FILES}
         record = {"format_version": FORMAT_VERSION, "hashes": hashes} | state
         write_whole(scratch / "state.json", json.dumps(record, indent=1))
         if place.exists():
             shutil.rmtree(place)
         os.replace(scratch, place)
-        _sync(folder)
+        sync(folder)
     except OSError:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -122,13 +101,15 @@ def read_state(place: Path) -> dict[str, Any]:
     return state
 
 
-def load_model(place: Path, model: SomeLM, state: dict[str, Any]) -> None:
-    """Load the trained parameters and key stores, and check that the experts are those that it was trained with."""
+def load_model(place: Path, model: SomeLM) -> dict[str, Any]:
+    """Load the trained parameters and key stores into a model with the same experts. Returns the checkpoint's state."""
+    state = read_state(place)
     saved = load_file(place / "model.safetensors")
     refuse_other_shapes(place, saved, model.state_dict())
     for library, description in zip(list_remade(model), state["libraries"], strict=True):
         library.verify(description)
     model.load_state_dict(saved)
+    return state
 
 
 def refuse_other_shapes(place: Path, saved: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -144,11 +125,13 @@ def refuse_other_shapes(place: Path, saved: dict[str, Tensor], wanted: dict[str,
             )
 
 
-def load_optimizer(
-    place: Path, model: SomeLM, optimizer: torch.optim.Optimizer, extra: tuple[str, ...]
-) -> dict[str, Tensor]:
+def load_optimizer(place: Path, model: SomeLM, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Restore the optimizer; return the extra tensors that were saved beside it."""
-    tensors = load_file(place / "optimizer.safetensors")
-    found = {name: tensors.pop(name) for name in extra}
-    restore_optimizer(model, optimizer, tensors)
-    return found
+    parameters, extra = dict(model.named_parameters()), {}
+    for name, value in load_file(place / "optimizer.safetensors").items():
+        path, _, part = name.rpartition("/")
+        if path in parameters:
+            optimizer.state[parameters[path]][part] = value.to(parameters[path].device)
+        else:
+            extra[name] = value
+    return extra

@@ -12,7 +12,7 @@ from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.hashing import make_salt
 from some_moe.metrics.usage import count_selections, gate_entropy_nats, summarize_usage
 from some_moe.model.transformer import ModelOutput, SomeLM, token_cross_entropy
-from some_moe.parallel.distributed import ALONE, Team
+from some_moe.parallel.process_group import SINGLE, ProcessGroup
 from some_moe.training.step import describe_tokens
 
 LN2 = math.log(2)
@@ -73,9 +73,9 @@ class Tally:
             self.counts_all[place] += count_selections(routing.experts, experts)
             self.gate_entropy[place] += gate_entropy_nats(routing.gates, real) * int(real.sum())
 
-    def add_up(self, team: Team) -> None:
+    def add_up(self, group: ProcessGroup) -> None:
         """Complete the sums by what the other processes have scored."""
-        team.sum_in_place([self.nats, self.num, self.num_bytes, self.counts_real, self.counts_all, self.gate_entropy])
+        group.sum_in_place([self.nats, self.num, self.num_bytes, self.counts_real, self.counts_all, self.gate_entropy])
 
     def result(self) -> Evaluation:
         text_nats, padding_nats = self.nats.tolist()
@@ -125,17 +125,17 @@ def evaluate(
     device: torch.device,
     *,
     adapt: bool = False,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Evaluation:
     """Score every row. Keys stay still, unless `adapt`: then they move after each batch has been scored.
 
-    The processes of a team take turns at the batches, and all return the same figures.
+    The processes of a group take turns at the batches, and all return the same figures.
     """
-    assert team.alone or not adapt, "keys that move by some of the batches would differ between processes"
+    assert group.is_single or not adapt, "keys that move by some of the batches would differ between processes"
     tally = Tally(model, config, token_bytes, device)
     batches = evaluation_batches(rows, config, in_order=adapt)
     for step, batch in enumerate(batches.epoch(0, shuffle=False)):
-        if step % team.size != team.rank:
+        if step % group.world_size != group.rank:
             continue
         batch = batch.to(device)
         output = forward(model, batch, config, step, sums=adapt)
@@ -143,5 +143,5 @@ def evaluate(
         if adapt:
             # A pull that changes during a run has its last strength: the run is over.
             model.gravity_step(output.routings, step + 1, total_steps=1)
-    tally.add_up(team)
+    tally.add_up(group)
     return tally.result()

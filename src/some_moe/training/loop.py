@@ -13,31 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from some_moe.config import ConfigError, RunConfig
+from some_moe.config import ConfigError, RunConfig, TrainingStoppedError
 from some_moe.data.batches import Batches
 from some_moe.data.dataset import Dataset, prepare
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.hashing import derive_key
 from some_moe.metrics.usage import gini
-from some_moe.parallel.distributed import ALONE, Team, TeamError, digest_tensors
+from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
 from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
-from some_moe.training.checkpoint import (
-    describe_libraries,
-    load_model,
-    load_optimizer,
-    prune_checkpoints,
-    read_state,
-    save_checkpoint,
-)
+from some_moe.training import checkpoint
 from some_moe.training.evaluate import Evaluation, evaluate
+from some_moe.training.generation import stream_text
 from some_moe.training.machine import Machine, choose_machine
 from some_moe.training.result import epoch_record, make_result
 from some_moe.training.run_folder import RunFolder
-from some_moe.training.samples import sample_text
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
-from some_moe.training.stopping import Interrupts, TrainingStoppedError
+from some_moe.training.stopping import Interrupts
 
 
 @dataclass
@@ -58,22 +51,17 @@ class Progress:
 
 
 class Trainer:
-    """One run from its config to its result; in a team, every process has one, and they go in step."""
+    """One run from its config to its result; in a process group, every process has one, and they go in step."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        display: Display,
-        tokenizer: Tokenizer | None = None,
-        team: Team = ALONE,
+        self, config: RunConfig, folder: RunFolder, display: Display, tokenizer: Tokenizer | None, group: ProcessGroup
     ) -> None:
-        self.config, self.folder, self.display, self.team = config, folder, display, team
-        self.machine: Machine = choose_machine(config.train, team)
+        self.config, self.folder, self.display, self.group = config, folder, display, group
+        self.machine: Machine = choose_machine(config.train, group)
         rows_a_step = config.rows_a_step
-        team.refuse_uneven(rows_a_step)
-        team.join(self.machine.device)
-        with team.one_goes_first():
+        group.refuse_uneven(rows_a_step)
+        group.join(self.machine.device)
+        with group.one_goes_first():
             self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer)
         self.token_bytes = self.dataset.tokenizer.token_bytes()
         self.batches = Batches(
@@ -91,20 +79,18 @@ class Trainer:
         self.steps_an_epoch = len(self.batches)
         self.total_steps = config.count_steps(self.batches.num_rows)
         self.model = self.machine.make_model(config)
-        self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, team)
+        self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
         self.optimizer = self.stepper.optimizer
-        self.libraries = describe_libraries(self.model)
+        self.libraries = checkpoint.describe_libraries(self.model)
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
-        self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and team.leads else None
+        self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and group.is_main else None
         self.last_valid: Evaluation | None = None  # of the last step evaluated, which ends every run
         self.saved_step: int | None = None
-        self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not team.alone)
-        self.interrupted = False  # in this process or another of the team
-        self.pending_metrics: list[
-            tuple[Tensor, Tensor]
-        ] = []  # loss and gradient norm of the steps since the last look
+        self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not group.is_single)
+        self.interrupted = False  # in this process or another of the group
+        self.pending_metrics: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of steps since the last look
         self.clock = 0.0
 
     # --- saving and restoring -------------------------------------------------------------------------------
@@ -113,32 +99,31 @@ class Trainer:
         """Write a checkpoint, unless this step has one; then remove what is no longer needed."""
         if self.saved_step == self.progress.step:
             return
-        self.verify_team()
-        if self.team.leads:
+        self.verify_group()
+        if self.group.is_main:
             state = asdict(self.progress) | {"libraries": self.libraries, "data_digest": self.dataset.digest}
             extra = {"epoch_counts": self.epoch_counts}
-            save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
-            prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
+            checkpoint.save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
+            checkpoint.prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
         self.saved_step = self.progress.step
-        self.team.meet()  # a process that ended now would have the one that writes killed
+        self.group.barrier()  # a process that ended now would have the one that writes killed
 
-    def verify_team(self) -> None:
-        """Go on only if every process of a team holds the same."""
-        if not self.team.alone:
+    def verify_group(self) -> None:
+        """Go on only if every process of a group holds the same."""
+        if not self.group.is_single:
             tensors = digest_tensors(self.model.state_dict())
             held = {"settings": self.config.to_yaml(), "data": self.dataset.digest, "experts": str(self.libraries)}
-            self.team.verify(held | {"parameters and keys": tensors})
+            self.group.verify(held | {"parameters and keys": tensors})
 
     def restore(self, place: Path) -> None:
         """Continue from a checkpoint, to the same bits as if nothing had happened."""
-        state = read_state(place)
+        state = checkpoint.load_model(place, self.model)
         if state["data_digest"] != self.dataset.digest:
             raise ConfigError(
                 f"data.source {self.config.data.source!r} has changed since {str(place)!r} was saved; restore the "
                 "data, or start a new run with --init-from"
             )
-        load_model(place, self.model, state)
-        extra = load_optimizer(place, self.model, self.optimizer, ("epoch_counts",))
+        extra = checkpoint.load_optimizer(place, self.model, self.optimizer)
         self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
         self.progress = Progress(**{name: state[name] for name in asdict(self.progress)})
         self.saved_step = self.progress.step
@@ -168,7 +153,7 @@ class Trainer:
                     self.display.advance(progress.step)
                     # --- now and then ---
                     if self.should_sync(progress.step):
-                        self.interrupted = self.team.any(self.interrupts.noted)  # nobody stops alone
+                        self.interrupted = self.group.any(self.interrupts.noted)  # nobody stops alone
                         self.read_pending(result)
                         self.run_periodic(epoch)
                         self.clock = time.perf_counter()
@@ -182,17 +167,16 @@ class Trainer:
         periods = (config.log_every, config.snapshot_every, config.sample_every, config.eval_every, config.save_every)
         due = any(every > 0 and step % every == 0 for every in periods)
         ends = step % self.steps_an_epoch == 0 or step == self.total_steps
-        # A team looks at the same steps in every process, whichever of them was interrupted.
-        asked = self.interrupts.noted and self.team.alone
+        # A group looks at the same steps in every process, whichever of them was interrupted.
+        asked = self.interrupts.noted and self.group.is_single
         return due or ends or asked or self.machine.device.type == "cpu"
 
     def read_pending(self, result: StepResult) -> None:
         """Fetch the losses of the steps since the last look; stop at the first that is not a number."""
         progress = self.progress
         first = progress.step - len(self.pending_metrics) + 1
-        figures = torch.stack(
-            [torch.stack((loss.double(), norm.double())) for loss, norm in self.pending_metrics]
-        ).tolist()
+        pairs = [torch.stack((loss.double(), norm.double())) for loss, norm in self.pending_metrics]
+        figures = torch.stack(pairs).tolist()
         self.pending_metrics.clear()
         compiled, self.stepper.compile_seconds = self.stepper.compile_seconds, 0.0
         progress.compile_seconds += compiled
@@ -203,7 +187,7 @@ class Trainer:
             progress.epoch_loss += loss
             progress.epoch_steps += 1
         if progress.step % self.config.train.log_every == 0 or progress.step == self.total_steps:
-            self.log(loss, norm, self.middle_gini(result))
+            self.log(loss, norm, result)
 
     def run_periodic(self, epoch: int) -> None:
         """Snapshot, sample, evaluate and save, where this step asks for it."""
@@ -225,11 +209,8 @@ class Trainer:
             self.save()
         if self.interrupted:
             self.save()
-            raise TrainingStoppedError(
-                f"interrupted at step {step}, which is saved; continue with: "
-                f"some train --out {self.folder} --resume auto",
-                code=130,
-            )
+            again = f"some train --out {self.folder} --resume auto"
+            raise TrainingStoppedError(f"interrupted at step {step}, which is saved; continue with: {again}", code=130)
 
     def evaluate(self, epoch: int, ends_epoch: bool) -> None:
         """Measure on valid, remember the best, and close the books of an epoch that ends."""
@@ -240,15 +221,14 @@ class Trainer:
         else:
             progress.stale += 1
             progress.stopped_early = 0 < self.config.train.early_stop <= progress.stale
-        record = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens} | {
-            f"val_{name}" if name.startswith("loss") else name: value for name, value in found.to_dict().items()
-        }
-        self.record(record)
+        now: dict[str, Any] = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens}
+        figures = {f"val_{name}" if name.startswith("loss") else name: value for name, value in found.to_dict().items()}
+        self.record(now | figures)
         self.display.say(self.describe_evaluation(epoch, found))
         if ends_epoch or progress.stopped_early:
             train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
-            counts = [row.cpu() for row in self.epoch_counts]
-            progress.epochs.append(epoch_record(epoch + 1, progress.step, progress.tokens, train_loss, found, counts))
+            now = {"epoch": epoch + 1} | now | {"train_loss": train_loss}
+            progress.epochs.append(epoch_record(now, found, self.epoch_counts.cpu()))
             progress.epoch_loss, progress.epoch_steps = 0.0, 0
             self.epoch_counts.zero_()
 
@@ -256,7 +236,7 @@ class Trainer:
         rows = getattr(self.dataset, split)
         # Compiling the forward pass alone, for every length, would cost more than it saves here.
         with torch.compiler.set_stance("force_eager"):
-            return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, team=self.team)
+            return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, group=self.group)
 
     def finish(self) -> dict[str, Any]:
         """Report by test, on the checkpoint that valid chose, and write result.json."""
@@ -266,11 +246,14 @@ class Trainer:
         best = self.folder.checkpoints / f"step-{progress.best_step}"
         if progress.best_step != progress.step and best.is_dir():
             last = {name: value.clone() for name, value in self.model.state_dict().items()}
-            load_model(best, self.model, read_state(best))
+            checkpoint.load_model(best, self.model)
             test_best = self.measure("test")
             self.model.load_state_dict(last)
-        device, digest = self.team.describe(self.machine.describe()), self.dataset.digest
-        result = make_result(self.config, self.model, asdict(progress), valid, test_best, test_last, device, digest)
+        result = make_result(self.config, self.model, asdict(progress), (valid, test_best, test_last)) | {
+            "device": self.group.describe(self.machine.describe()),
+            "data_digest": self.dataset.digest,
+            "epochs": progress.epochs,
+        }
         self.folder.write_result(result)
         return result
 
@@ -286,22 +269,18 @@ class Trainer:
 
     def sample(self) -> None:
         config = self.config.train
-        if config.sample_tokens and self.team.leads:
-            tokenizer, seed = self.dataset.tokenizer, derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
+        if config.sample_tokens and self.group.is_main:
+            tokenizer, prompt = self.dataset.tokenizer, config.sample_prompt
+            seed = derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
             with torch.compiler.set_stance("force_eager"):
-                text = sample_text(self.model, tokenizer, config.sample_prompt, config.sample_tokens, seed=seed)
+                text = prompt + "".join(stream_text(self.model, tokenizer, prompt, config.sample_tokens, seed=seed))
             self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
 
-    def middle_gini(self, result: Any) -> float | None:
-        """Gini of the middle layer in this step alone: what the bar shows."""
-        if not result.routings:
-            return None
-        return gini(result.routings[len(result.routings) // 2].counts)
-
-    def log(self, loss: float, norm: float, usage: float | None) -> None:
-        progress, config = self.progress, self.config
+    def log(self, loss: float, norm: float, result: StepResult) -> None:
+        progress, config, routings = self.progress, self.config, result.routings
         step = progress.step - 1  # the one that was taken
         speed = progress.tokens / progress.seconds if progress.seconds else 0.0
+        usage = gini(routings[len(routings) // 2].counts) if routings else None  # of this step alone
         record = {
             "step": progress.step,
             "epoch": (progress.step - 1) // self.steps_an_epoch + 1,
@@ -329,9 +308,8 @@ class Trainer:
             text += f" (over padding too: {found.loss_padded:.4f})"
         if found.layers:
             middle = found.layers[len(found.layers) // 2]
-            text += (
-                f", middle layer gini {middle['gini']:.3f}, {middle['experts_used']}/{middle['num_experts']} experts"
-            )
+            used = f"{middle['experts_used']}/{middle['num_experts']} experts"
+            text += f", middle layer gini {middle['gini']:.3f}, {used}"
         return text
 
     def describe_divergence(self, loss: float, norm: float, step: int) -> str:
@@ -342,37 +320,32 @@ class Trainer:
 
 
 def start(
-    config: RunConfig,
-    folder: RunFolder,
-    display: Display,
-    command: str,
-    init_from: Path | None = None,
-    team: Team = ALONE,
+    config: RunConfig, folder: RunFolder, display: Display, init_from: Path | None = None, group: ProcessGroup = SINGLE
 ) -> Trainer:
     """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with."""
     folder.refuse_if_used()
     tokenizer = None if init_from is None else RunFolder(init_from.parent.parent).read_tokenizer()
-    trainer = Trainer(config, folder, display, tokenizer, team)
+    trainer = Trainer(config, folder, display, tokenizer, group)
     if init_from is not None:
-        load_model(init_from, trainer.model, read_state(init_from))
-    trainer.verify_team()
+        checkpoint.load_model(init_from, trainer.model)
+    trainer.verify_group()
     with folder.claim(), folder.writing():
-        folder.create(trainer.dataset.tokenizer.to_json(), command, team.describe(trainer.machine.describe()))
+        folder.create(trainer.dataset.tokenizer.to_json(), group.describe(trainer.machine.describe()))
         if init_from is not None:
             trainer.save()  # a run that dies early begins again with these weights, not with the seed's
         folder.write_config(config)
     return trainer
 
 
-def resume(folder: RunFolder, display: Display, place: Path | None, team: Team = ALONE) -> Trainer:
+def resume(folder: RunFolder, display: Display, place: Path | None, group: ProcessGroup = SINGLE) -> Trainer:
     """Continue a run from a checkpoint, or from its beginning where it has none yet."""
     with folder.claim():
-        trainer = Trainer(folder.read_config(), folder, display, folder.read_tokenizer(), team)
+        trainer = Trainer(folder.read_config(), folder, display, folder.read_tokenizer(), group)
         if place is None:
             folder.cut_back(-1)
         else:
             trainer.restore(place)
-        trainer.verify_team()
+        trainer.verify_group()
     return trainer
 
 
@@ -381,9 +354,9 @@ def train(trainer: Trainer) -> dict[str, Any]:
     try:
         with trainer.display:
             return trainer.run()
-    except TeamError as error:
+    except ProcessGroupError as error:
         kept = trainer.folder.describe_newest("whole")
-        raise TeamError(f"{error}; {kept}; continue with --resume auto") from None
+        raise ProcessGroupError(f"{error}; {kept}; continue with --resume auto") from None
     except OSError as error:
         kept = trainer.folder.describe_newest("whole")
         raise TrainingStoppedError(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from some_moe.config import ConfigError, RunConfig, TrainConfig
 from some_moe.model.transformer import SomeLM
-from some_moe.parallel.distributed import ALONE, Team
+from some_moe.parallel.process_group import SINGLE, ProcessGroup
 from some_moe.training.environment import describe_device
 from some_moe.training.optim import Optimizer, make_optimizer
 from some_moe.training.step import Stepper
@@ -51,7 +51,7 @@ class Machine:
             accelerate(model)
         return model
 
-    def make_stepper(self, model: SomeLM, config: RunConfig, total_steps: int, team: Team = ALONE) -> Stepper:
+    def make_stepper(self, model: SomeLM, config: RunConfig, total_steps: int, group: ProcessGroup = SINGLE) -> Stepper:
         """The optimizer of a run, and what takes its steps."""
         optimizer_kind, stepper_kind = Optimizer, Stepper
         if self.fast:
@@ -60,7 +60,7 @@ class Machine:
 
             optimizer_kind, stepper_kind = FusedAdamW, GraphedStepper
         optimizer = make_optimizer(model, config.train, optimizer_kind)
-        return stepper_kind(model, optimizer, config, total_steps, self.device, team)
+        return stepper_kind(model, optimizer, config, total_steps, self.device, group)
 
 
 def has_triton() -> bool:
@@ -75,8 +75,8 @@ def load_fast_kernel(name: str) -> Callable[..., Tensor]:
     return choose_kernel(name)
 
 
-def choose_machine(config: TrainConfig, team: Team = ALONE) -> Machine:
-    """Resolve `auto`, refuse what is not there, and set determinism. In a team each process has a GPU of its own."""
+def choose_machine(config: TrainConfig, group: ProcessGroup = SINGLE) -> Machine:
+    """Resolve `auto`, refuse what is not there, and set determinism. In a process group each has a GPU of its own."""
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,8 +88,8 @@ def choose_machine(config: TrainConfig, team: Team = ALONE) -> Machine:
         raise ConfigError(f"train.device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"train.device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use cpu")
-    if device.type == "cuda" and not team.alone:
-        device = take_own_gpu(device, team)  # which becomes the present one when the team meets
+    if device.type == "cuda" and not group.is_single:
+        device = take_own_gpu(device, group)  # which becomes the present one when the group meets
     elif device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # Triton launches on the present one, wherever the tensors are
     if config.deterministic:
@@ -106,15 +106,15 @@ def choose_machine(config: TrainConfig, team: Team = ALONE) -> Machine:
     return Machine(device, bf16, fast)
 
 
-def take_own_gpu(device: torch.device, team: Team) -> torch.device:
+def take_own_gpu(device: torch.device, group: ProcessGroup) -> torch.device:
     if device.index is not None:
-        raise ConfigError(f"train.device '{device}' is one GPU for {team.size} processes; use auto, cuda or cpu")
-    if team.local_size > torch.cuda.device_count():
+        raise ConfigError(f"train.device '{device}' is one GPU for {group.world_size} processes; use auto, cuda or cpu")
+    if group.local_world_size > torch.cuda.device_count():
         raise ConfigError(
-            f"{team.local_size} processes were started on this machine, but torch sees {torch.cuda.device_count()} "
-            "GPUs; start one process a GPU, or use --train.device cpu"
+            f"{group.local_world_size} processes were started on this machine, but torch sees "
+            f"{torch.cuda.device_count()} GPUs; start one process a GPU, or use --train.device cpu"
         )
-    return torch.device("cuda", team.local_rank)
+    return torch.device("cuda", group.local_rank)
 
 
 def settle_experts(config: RunConfig) -> RunConfig:

@@ -5,21 +5,14 @@ from typing import Any
 from torch import Tensor
 
 from some_moe.config import RunConfig
-from some_moe.metrics.keys import count_respawns
 from some_moe.metrics.usage import summarize_usage
 from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import Evaluation
 
 
-def epoch_record(
-    epoch: int, step: int, tokens: int, train_loss: float, found: Evaluation, train_counts: list[Tensor]
-) -> dict[str, Any]:
-    """One epoch's line: losses, and the middle layer's usage in evaluation and in training."""
-    record: dict[str, Any] = {
-        "epoch": epoch,
-        "step": step,
-        "tokens": tokens,
-        "train_loss": train_loss,
+def epoch_record(start: dict[str, Any], found: Evaluation, train_counts: Tensor) -> dict[str, Any]:
+    """One epoch's line, as far as it is known: losses, and the middle layer's usage in evaluation and in training."""
+    record = start | {
         "val_loss": found.loss,
         "val_loss_on_padding": found.loss_on_padding,
         "val_loss_padded": found.loss_padded,
@@ -35,20 +28,14 @@ def epoch_record(
 
 
 def make_result(
-    config: RunConfig,
-    model: SomeLM,
-    progress: dict[str, Any],
-    valid: Evaluation,
-    test_best: Evaluation,
-    test_last: Evaluation,
-    device: str,
-    data_digest: str,
+    config: RunConfig, model: SomeLM, progress: dict[str, Any], found: tuple[Evaluation, Evaluation, Evaluation]
 ) -> dict[str, Any]:
-    """All figures of a run. `test_loss` is of the checkpoint with the best validation loss."""
+    """All figures of a run. found: on valid at the last step; on test at the best step by valid, and at the last."""
+    valid, test_best, test_last = found
     trainable, total = model.count_parameters()
     layers = []
     for layer, usage in zip(model.layers, valid.layers, strict=True):
-        respawns = 0 if layer.state is None else count_respawns(layer.state.respawns)[0]
+        respawns = 0 if layer.state is None else int(layer.state.respawns.sum())
         layers.append(usage | {"respawns": respawns})
     seconds = progress["seconds"]
     return {
@@ -77,7 +64,4 @@ def make_result(
         "middle_layer": len(model.layers) // 2 if layers else None,
         "layers": layers,
         "seed": config.train.seed,
-        "device": device,
-        "data_digest": data_digest,
-        "epochs": progress["epochs"],
     }

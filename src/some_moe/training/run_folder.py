@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.files import write_whole
-from some_moe.training.lock import take_lock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +43,9 @@ class RunFolder:
     def __str__(self) -> str:
         return str(self.path)
 
+    def __repr__(self) -> str:
+        return repr(str(self.path))
+
     # --- reading --------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
@@ -51,14 +53,12 @@ class RunFolder:
 
     def read_config(self) -> RunConfig:
         if not self.exists():
-            raise ConfigError(
-                f"{str(self.path)!r} is not a run: it has no config.yaml; give a folder made by `some train`"
-            )
+            raise ConfigError(f"{self!r} is not a run: it has no config.yaml; give a folder made by `some train`")
         return RunConfig.load(self.config_file)
 
     def read_tokenizer(self) -> "Tokenizer":
         if not self.tokenizer_file.is_file():
-            raise ConfigError(f"the run {str(self.path)!r} has no tokenizer.json; restore it, or give another run")
+            raise ConfigError(f"the run {self!r} has no tokenizer.json; restore it, or give another run")
         from some_moe.data.tokenizer import Tokenizer
 
         return Tokenizer.load(self.tokenizer_file)
@@ -92,16 +92,14 @@ class RunFolder:
         """Find the checkpoint called best, last or step-N."""
         found = {place.name: place for place in list_checkpoints(self.checkpoints)}
         if not found:
-            raise ConfigError(f"{str(self)!r} has no checkpoint yet; wait for its first one, or train it")
+            raise ConfigError(f"{self!r} has no checkpoint yet; wait for its first one, or train it")
         newest = next(reversed(found.values()))
         if which == "last":
             return newest
         if which == "best":
             return found.get(f"step-{read_state_file(newest)['best_step']}", newest)
         if which not in found:
-            raise ConfigError(
-                f"{str(self)!r} has no checkpoint {which!r}; it has {', '.join(found)} (or say best or last)"
-            )
+            raise ConfigError(f"{self!r} has no checkpoint {which!r}; it has {', '.join(found)} (or say best or last)")
         return found[which]
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -117,11 +115,10 @@ class RunFolder:
     def refuse_if_used(self) -> None:
         """A folder with something in it is never written over."""
         if self.path.is_file():
-            raise ConfigError(f"the output folder {str(self.path)!r} is a file; choose another with --out")
+            raise ConfigError(f"the output folder {self!r} is a file; choose another with --out")
         if not self.is_free():
             raise ConfigError(
-                f"the output folder {str(self.path)!r} is not empty; continue it with --resume auto, or choose another "
-                "with --out"
+                f"the output folder {self!r} is not empty; continue it with --resume auto, or choose another with --out"
             )
 
     @contextmanager
@@ -129,11 +126,8 @@ class RunFolder:
         """Keep other processes out from here on, until `release`, the end of this process, or an error within."""
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = take_lock(
-                self.path / LOCK,
-                f"another process is training in {str(self.path)!r}; wait for it to end, or choose another folder "
-                "with --out",
-            )
+            cure = "wait for it to end, or choose another folder with --out"
+            self.lock = take_lock(self.path / LOCK, f"another process is training in {self!r}; {cure}")
         try:
             yield
         except BaseException:
@@ -152,19 +146,17 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise ConfigError(
-                f"the output folder {str(self.path)!r} cannot be written ({error.strerror or error}); choose another "
-                "with --out"
-            ) from None
+            sentence = f"the output folder {self!r} cannot be written ({error.strerror or error})"
+            raise ConfigError(f"{sentence}; choose another with --out") from None
 
-    def create(self, tokenizer_json: str, command: str, device: str) -> None:
+    def create(self, tokenizer_json: str, device: str) -> None:
         """Write what comes before config.yaml into a folder that was claimed."""
-        from some_moe.training.environment import describe_environment
+        from some_moe.training.environment import command_line, describe_environment
 
         self.refuse_if_used()  # another process may have begun here since the first look
         self.cut_back(-1)
         write_whole(self.tokenizer_file, tokenizer_json)
-        write_whole(self.path / "env.json", json.dumps(describe_environment(command, device), indent=1))
+        write_whole(self.path / "env.json", json.dumps(describe_environment(command_line(), device), indent=1))
 
     def write_config(self, config: RunConfig) -> None:
         """Let the run have begun: from here on it can be resumed."""
@@ -199,7 +191,7 @@ class RunFolder:
 
 
 class ReadOnlyFolder(RunFolder):
-    """The run folder for the processes of a team that do not lead it: they read, and what they write is dropped."""
+    """The run folder for all processes but the main one: they read, and what they write is dropped."""
 
     @contextmanager
     def claim(self) -> Iterator[None]:
@@ -209,6 +201,24 @@ class ReadOnlyFolder(RunFolder):
         pass
 
     create = write_config = append = cut_back = save_keys = write_result = write_nothing
+
+
+def take_lock(file: Path, refusal: str) -> int:
+    """Lock a file, made where it is missing, and return its descriptor: closing it, or ending, unlocks.
+
+    Where another process holds it, `refusal` is raised. The file stays: one that were removed could be held twice.
+    """
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(refusal) from None
+    except (ImportError, OSError):
+        pass  # Windows, and a file system without locks, cannot say who else is there
+    return lock
 
 
 def find_run(path: str | Path) -> tuple[RunFolder, Path | None]:

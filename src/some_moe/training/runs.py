@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import RunConfig
+from some_moe.layout import format_number
 from some_moe.training.run_folder import RunFolder, read_log
 
 if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
@@ -14,24 +16,15 @@ if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
 
 
 class Run:
-    """What `train` and `load` return. The parts that are not given are read when they are first asked for."""
+    """What `train` and `load` return. Its parts are read when they are first asked for."""
 
     def __init__(
-        self,
-        path: Path,
-        config: RunConfig,
-        tokenizer: "Tokenizer | None" = None,
-        model: "SomeLM | None" = None,
-        step: int | None = None,
-        *,
-        result: dict[str, Any] | None = None,
-        checkpoint: str = "best",
-        device: str = "cpu",
+        self, path: Path, config: RunConfig, *, checkpoint: str = "best", device: str = "cpu", **at_hand: Any
     ) -> None:
+        """at_hand: parts that need not be read: tokenizer, model, step or result."""
         self.path, self.config = path, config
         self._folder, self._checkpoint, self._device = RunFolder(path), checkpoint, device
-        given = {"tokenizer": tokenizer, "model": model, "step": step, "result": result}
-        self.__dict__.update({name: part for name, part in given.items() if part is not None})
+        self.__dict__.update(at_hand)
 
     @cached_property
     def checkpoint(self) -> Path:
@@ -61,14 +54,14 @@ class Run:
     def model(self) -> "SomeLM":
         """The model with the checkpoint's weights and keys, ready to use."""
         from some_moe.model.transformer import SomeLM
-        from some_moe.training.checkpoint import load_model, read_state
+        from some_moe.training.checkpoint import load_model
 
         if not self.checkpoint.is_dir():  # a run that goes on training has removed it since
             for chosen in ("checkpoint", "step"):
                 self.__dict__.pop(chosen, None)
-        config, state = self.config, read_state(self.checkpoint)
+        config = self.config
         model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)
-        load_model(self.checkpoint, model, state)
+        load_model(self.checkpoint, model)
         return model.eval()
 
     def evaluate(
@@ -110,21 +103,36 @@ class Run:
             record |= {"trigram_loss": counted.loss(rows.to_lists()), "trigram_discount": counted.discount}
         return record
 
-    def generate(self, prompt: str = "", max_tokens: int = 300, **options: float | int) -> Iterator[str]:
+    def generate(self, prompt: str = "", max_tokens: int = 300, **options: Any) -> Iterator[str]:
         """Yield the continuation of a prompt, piece by piece. Options: temperature, top_p, seed."""
-        from some_moe.training.samples import stream_text
+        from some_moe.training.generation import stream_text
 
-        return stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)  # type: ignore[arg-type]
+        return stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)
 
     def __repr__(self) -> str:
-        from some_moe.training.portrait import describe_run
-
-        return describe_run(self)
+        """Name, state, the losses of each epoch, and where everything is."""
+        name, found, where = self.config.name, self.result, f"everything is in {self.path}"
+        if found is None:
+            return f"{name}: training or killed\n{where}"
+        lines = [f"{name}: {found['status']} after {found['steps']:,} steps"]
+        for epoch in found["epochs"]:
+            losses = ((loss, format_number(epoch[loss], ".4f")) for loss in ("train_loss", "val_loss", "perplexity"))
+            figures = ", ".join(f"{loss.replace('_', ' ')} {figure}" for loss, figure in losses)
+            lines.append(f"  epoch {epoch['epoch']}, step {epoch['step']:,}: {figures}")
+        return "\n".join([*lines, f"test loss {format_number(found['test_loss'], '.4f')} nats per token", where])
 
     def _repr_html_(self) -> str:
-        from some_moe.training.portrait import draw_run
-
-        return draw_run(self)
+        """The same for a notebook, all text escaped, with the training loss as a line."""
+        points = [(line["step"], line["train_loss"]) for line in self.metrics if "train_loss" in line]
+        if len(points) < 2:
+            return f"<pre>{escape(repr(self))}</pre>"
+        last, low, high = points[-1][0], min(loss for _, loss in points), max(loss for _, loss in points)
+        line = " ".join(
+            f"{480 * step / last:.1f},{150 * (high - loss) / ((high - low) or 1):.1f}" for step, loss in points
+        )
+        title = f"training loss over {last:,} steps, from {points[0][1]:.4f} to {points[-1][1]:.4f}"
+        curve = f'<polyline points="{line}" fill="none" stroke="#0072b2"/>'
+        return f'<pre>{escape(repr(self))}</pre><svg width="480" height="150"><title>{title}</title>{curve}</svg>'
 
 
 def load(path: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Run:

@@ -16,7 +16,7 @@ from some_moe.hashing import derive_key
 from some_moe.model.routing import Routing
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
-from some_moe.parallel.distributed import ALONE, Team
+from some_moe.parallel.process_group import SINGLE, ProcessGroup
 from some_moe.training.optim import Optimizer, set_rate
 from some_moe.training.schedule import rate_at, top_k_at
 
@@ -45,7 +45,7 @@ class StepResult:
 
 
 def prepare(
-    batch: Batch, config: RunConfig, step: int, total_steps: int, device: torch.device, team: Team = ALONE
+    batch: Batch, config: RunConfig, step: int, total_steps: int, device: torch.device, group: ProcessGroup = SINGLE
 ) -> StepInputs:
     """Cut this process's rows into micro-batches of at most `data.batch_size` and bring them to the device.
 
@@ -53,7 +53,7 @@ def prepare(
     number of processes. Each takes an equal share of them, so that one config means one result.
     """
     keep_length = config.data.batching != "bucketed"
-    parts = team.share(batch, keep_length=keep_length).split(config.data.batch_size, keep_length=keep_length)
+    parts = group.share(batch, keep_length=keep_length).split(config.data.batch_size, keep_length=keep_length)
     num_real = max(1, batch.num_real)
     # The mean is over the whole step, so that its parts weigh by their tokens and not alike.
     denominator = num_real if config.data.loss_on == "text" else batch.targets.numel()
@@ -87,7 +87,7 @@ def describe_tokens(batch: Batch, config: RunConfig, salt: Tensor, *, sums: bool
 
 
 def train_step(
-    model: SomeLM, optimizer: Optimizer, inputs: StepInputs, config: RunConfig, team: Team = ALONE
+    model: SomeLM, optimizer: Optimizer, inputs: StepInputs, config: RunConfig, group: ProcessGroup = SINGLE
 ) -> StepResult:
     """Learn from one step's rows, and let the keys move once."""
     loss: Tensor | float = 0.0
@@ -110,7 +110,7 @@ def train_step(
         found = tuple(routing.detach() for routing in output.routings)
         routings = tuple(a + b for a, b in zip(routings, found, strict=True)) if routings else found
     assert isinstance(loss, Tensor)
-    loss, routings = team.add_up(optimizer.parameters(), loss, routings)
+    loss, routings = group.add_up(optimizer.parameters(), loss, routings)
     set_rate(optimizer, inputs.rate)
     norm = optimizer.clip_and_step(config.train.clip or None)
     model.gravity_step(routings, inputs.step, inputs.total_steps)
@@ -127,10 +127,10 @@ class Stepper:
         config: RunConfig,
         total_steps: int,
         device: torch.device,
-        team: Team = ALONE,
+        group: ProcessGroup = SINGLE,
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config
-        self.total_steps, self.device, self.team = total_steps, device, team
+        self.total_steps, self.device, self.group = total_steps, device, group
         self.compiled = bool(config.train.compile)
         self.compile_seconds = 0.0
         self.shapes: set[torch.Size] = set()  # that were compiled
@@ -152,5 +152,5 @@ class Stepper:
         return result
 
     def run_eager(self, batch: Batch, step: int) -> StepResult:
-        inputs = prepare(batch, self.config, step, self.total_steps, self.device, self.team)
-        return train_step(self.model, self.optimizer, inputs, self.config, self.team)
+        inputs = prepare(batch, self.config, step, self.total_steps, self.device, self.group)
+        return train_step(self.model, self.optimizer, inputs, self.config, self.group)

@@ -1,4 +1,4 @@
-"""How a run ends before its time: the error that says so, and signals that wait for the present step."""
+"""How a run is asked to end before its time: signals that wait for the present step."""
 
 import signal
 import time
@@ -7,14 +7,6 @@ from types import FrameType
 from typing import Any, Self
 
 ECHO_SECONDS = 2.0  # a signal that follows the first so soon is the same one, passed on
-
-
-class TrainingStoppedError(RuntimeError):
-    """The run ended before its time. Its message says what happened and how to go on; `code` is the exit code."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Interrupts:

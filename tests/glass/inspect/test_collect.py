@@ -42,7 +42,13 @@ def make_run(tokenizer: Tokenizer, kind: str = "plain") -> Run:
         gravity=make_gravity(kind),
         data=DataConfig(seq_len=24, batch_size=2, batching="bucketed"),
     )
-    return Run(Path("runs/tiny"), config, tokenizer, SomeLM(config.model, config.gravity, seed=3).eval(), 7)
+    return Run(
+        Path("runs/tiny"),
+        config,
+        tokenizer=tokenizer,
+        model=SomeLM(config.model, config.gravity, seed=3).eval(),
+        step=7,
+    )
 
 
 def test_the_loss_is_that_of_an_evaluation(tokenizer: Tokenizer, rows: Rows) -> None:
@@ -57,7 +63,7 @@ def test_the_loss_is_that_of_an_evaluation(tokenizer: Tokenizer, rows: Rows) -> 
 def test_runs_that_count_padding_are_collected_as_all_others(tokenizer: Tokenizer, rows: Rows) -> None:
     run = make_run(tokenizer)
     changes = {"data.batching": "padded", "data.loss_on": "all_positions", "data.count_padding": True}
-    padded = Run(run.path, run.config.override(changes), tokenizer, run.model, run.step)
+    padded = Run(run.path, run.config.override(changes), tokenizer=tokenizer, model=run.model, step=run.step)
     np.testing.assert_array_equal(collect(padded, rows, split="valid").loss, collect(run, rows, split="valid").loss)
 
 

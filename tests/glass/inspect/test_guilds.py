@@ -131,7 +131,7 @@ def make_run(seed: int, *, planted: bool, num_stories: int = 12, **changes: obje
     if planted:
         plant_guild(model, tokens, story, seed)
     fit_head(model, Probe(tokens, targets, story), targets)
-    run = Run(Path("small"), config, make_tokenizer(), model, 0)
+    run = Run(Path("small"), config, tokenizer=make_tokenizer(), model=model, step=0)
     return run, collect(run, rows, split="valid")
 
 

@@ -41,7 +41,13 @@ def make_run(tokenizer: Tokenizer, **model: object) -> Run:
         gravity=GravityConfig() if has_keys else GravityConfig.off(),
         data=DataConfig(seq_len=32),
     )
-    return Run(Path("runs/tiny"), config, tokenizer, SomeLM(config.model, config.gravity, seed=3).eval(), 7)
+    return Run(
+        Path("runs/tiny"),
+        config,
+        tokenizer=tokenizer,
+        model=SomeLM(config.model, config.gravity, seed=3).eval(),
+        step=7,
+    )
 
 
 def test_a_trace_has_the_experts_and_gates_of_a_forward_pass(tokenizer: Tokenizer) -> None:

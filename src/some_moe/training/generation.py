@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from some_moe.data.tokenizer import BOS, EOS, Tokenizer
 from some_moe.model.attention import Cache
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
@@ -33,23 +34,16 @@ def generate_tokens(
     top_p: float = 1.0,
     stop: int | None = None,
     generator: torch.Generator | None = None,
-    use_cache: bool = True,
 ) -> Iterator[Tensor]:
-    """Continue prompt (B, T), yielding one token a row (B,) at a time, until every row has made `stop`.
-
-    With the cache each token is computed once; without it everything is computed again, to the same tokens.
-    """
+    """Continue prompt (B, T), yielding one token a row (B,) at a time, until every row has made `stop`."""
     if prompt.shape[1] == 0:
         raise ValueError("the prompt is empty; start it with at least one token, such as the bos token")
-    cache = None
-    if use_cache:
-        cache = Cache(prompt.shape[1] + max_new_tokens)
-    tokens, fresh = prompt, prompt
+    cache = Cache(prompt.shape[1] + max_new_tokens)
     done = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
+    fresh = prompt
     for _ in range(max_new_tokens):
-        read = fresh if use_cache else tokens
-        info = TokenInfo.of(read.shape, read.device, sums=False)
-        logits = model(read, info, cache=cache).logits[:, -1]
+        info = TokenInfo.of(fresh.shape, fresh.device, sums=False)
+        logits = model(fresh, info, cache=cache).logits[:, -1]
         chosen = choose_token(logits, temperature, top_p, generator)
         yield chosen
         if stop is not None:
@@ -57,11 +51,25 @@ def generate_tokens(
             if bool(done.all()):
                 return
         fresh = chosen[:, None]
-        tokens = torch.cat((tokens, fresh), dim=1)
 
 
-@torch.no_grad()
-def generate(model: SomeLM, prompt: Tensor, max_new_tokens: int, **options: object) -> Tensor:
-    """Return prompt (B, T) with its continuation; see `generate_tokens`."""
-    new = list(generate_tokens(model, prompt, max_new_tokens, **options))  # type: ignore[arg-type]
-    return torch.cat((prompt, torch.stack(new, dim=1)), dim=1) if new else prompt
+def stream_text(
+    model: SomeLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, *, seed: int = 0, **sampling: float
+) -> Iterator[str]:
+    """Yield the continuation of the prompt in pieces; pieces end at whole characters. Stops at the story's end.
+
+    sampling: temperature and top_p, 0.8 and 0.95 where they are not given.
+    """
+    device = model.head.weight.device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    start = torch.tensor([[BOS, *tokenizer.encode(prompt)]], device=device)
+    ids: list[int] = []
+    shown = ""
+    sampling = {"temperature": 0.8, "top_p": 0.95} | sampling
+    for token in generate_tokens(model, start, max_new_tokens, **sampling, stop=EOS, generator=generator):
+        ids.append(int(token))
+        text = tokenizer.decode(ids)
+        # A character may need several tokens: wait until its bytes are complete.
+        if not text.endswith("\ufffd") and len(text) > len(shown):
+            yield text[len(shown) :]
+            shown = text

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 
 from some_moe.cli import main
 from some_moe.config import ConfigError, TrainConfig
-from some_moe.parallel.distributed import BUCKET_BYTES, Team, digest_tensors, fill_buckets
+from some_moe.parallel.process_group import BUCKET_BYTES, ProcessGroup, digest_tensors, fill_buckets
 from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import list_checkpoints, read_log
 
-MEMBER = Path(__file__).with_name("team_member.py")
+MEMBER = Path(__file__).with_name("group_member.py")
 PATIENCE_SECONDS = 60
 UNEVEN = [45, 5]  # rows to score in batches of eight: six batches, the last of them short; and one batch for two
 
@@ -50,7 +50,7 @@ class Members:
         self.cache = cache
 
     def run(self, job: str, place: Path, *, frozen: bool = False, **options: Any) -> list[int | None]:
-        """Run a job of team_member.py in both; return their exit codes. `frozen`: the second will not end by itself."""
+        """Run a job of group_member.py in both, for their exit codes. `frozen`: the second will not end by itself."""
         place.mkdir(exist_ok=True)
         shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
         shared |= {"MASTER_PORT": str(free_port()), "SOME_CACHE": str(self.cache)}
@@ -249,11 +249,11 @@ def test_processes_that_no_longer_hold_the_same_stop_before_they_save(members: M
 def test_without_torchrun_a_process_is_a_team_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    team = Team.from_environment()
-    assert (team.rank, team.size, team.alone, team.leads) == (0, 1, True, True)
-    team.join(torch.device("cpu"))
+    group = ProcessGroup.from_environment()
+    assert (group.rank, group.world_size, group.is_single, group.is_main) == (0, 1, True, True)
+    group.join(torch.device("cpu"))
     assert not torch.distributed.is_initialized()
-    assert team.meet("note") == ["note"]
+    assert group.barrier("note") == ["note"]
 
 
 @pytest.mark.parametrize(
@@ -273,15 +273,15 @@ def test_half_a_launch_is_refused_with_a_sentence(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=sentence):
-        Team.from_environment()
+        ProcessGroup.from_environment()
 
 
 def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    second = Team(rank=3, size=4, local_rank=1, local_size=2)
+    second = ProcessGroup(rank=3, world_size=4, local_rank=1, local_world_size=2)
     assert choose_machine(TrainConfig(device="auto"), second).device == torch.device("cuda", 1)
     with pytest.raises(ConfigError, match="'cuda:1' is one GPU for 4 processes; use auto, cuda or cpu"):
         choose_machine(TrainConfig(device="cuda:1"), second)
     with pytest.raises(ConfigError, match="3 processes were started on this machine, but torch sees 2 GPUs"):
-        choose_machine(TrainConfig(device="cuda"), Team(rank=0, size=3, local_size=3))
+        choose_machine(TrainConfig(device="cuda"), ProcessGroup(rank=0, world_size=3, local_world_size=3))

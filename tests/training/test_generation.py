@@ -4,22 +4,33 @@ import pytest
 import torch
 
 from some_moe import SomeLM
-from some_moe.model.generation import choose_token, generate, generate_tokens
+from some_moe.model.tokens import TokenInfo
+from some_moe.training.generation import choose_token, generate_tokens
 from tests.shared.variants import BASE, MODELS, make_config, make_gravity
 
 PROMPT = torch.randint(0, 61, (3, 5), generator=torch.Generator().manual_seed(0))
+
+
+def generate(model: SomeLM, count: int, *, seed: int, **options: float) -> torch.Tensor:
+    """The continuation (3, count) of PROMPT."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack(list(generate_tokens(model, PROMPT, count, generator=generator, **options)), dim=1)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_cached_generation_gives_the_same_tokens_as_recomputing(name: str) -> None:
     model = SomeLM(make_config(name), make_gravity(name))
     for options in ({}, {"temperature": 1.0, "top_p": 0.9}):
-        results = [
-            generate(model, PROMPT, 12, use_cache=use_cache, generator=torch.Generator().manual_seed(1), **options)
-            for use_cache in (True, False)
-        ]
-        assert results[0].shape == (3, 17)
-        assert torch.equal(*results)
+        found = generate(model, 12, seed=1, **options)
+        assert found.shape == (3, 12)
+        tokens, generator = PROMPT, torch.Generator().manual_seed(1)
+        for _ in range(12):
+            info = TokenInfo.of(tokens.shape, tokens.device, ids=tokens)
+            with torch.no_grad():
+                logits = model(tokens, info).logits[:, -1]
+            chosen = choose_token(logits, options.get("temperature", 0.0), options.get("top_p", 1.0), generator)
+            tokens = torch.cat((tokens, chosen[:, None]), dim=1)
+        assert torch.equal(found, tokens[:, 5:])
 
 
 def test_a_cached_chunk_equals_token_by_token() -> None:
@@ -34,10 +45,7 @@ def test_a_cached_chunk_equals_token_by_token() -> None:
 
 def test_same_generator_seed_gives_the_same_text() -> None:
     model = SomeLM(BASE)
-    first, again, other = (
-        generate(model, PROMPT, 10, temperature=1.0, generator=torch.Generator().manual_seed(seed))
-        for seed in (7, 7, 8)
-    )
+    first, again, other = (generate(model, 10, seed=seed, temperature=1.0) for seed in (7, 7, 8))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -63,4 +71,4 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_mass() -> None:
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="prompt is empty"):
-        generate(SomeLM(BASE), PROMPT[:, :0], 3)
+        list(generate_tokens(SomeLM(BASE), PROMPT[:, :0], 3))

@@ -1,7 +1,7 @@
 """Several processes that train one model: `torchrun --nproc-per-node N -m some_moe train …`.
 
 Each process holds the whole model and takes an equal share of each step's rows. Gradients, loss and routing sums
-are added up over the team, and nothing else travels; then every process makes the same optimizer step and the
+are added up over the group, and nothing else travels; then every process makes the same optimizer step and the
 same gravity step, so that parameters and keys stay alike to the bit. `docs/distributed.md` says what follows.
 """
 
@@ -17,16 +17,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from some_moe.config import ConfigError
+from some_moe.config import ConfigError, TrainingStoppedError
 from some_moe.data.batches import Batch
 from some_moe.model.routing import SUMS, Routing
-from some_moe.training.stopping import TrainingStoppedError
 
 PATIENCE = timedelta(minutes=30)  # how long a process waits for the others
 BUCKET_BYTES = 25 * 2**20  # sums travel in pieces of about this size, so that their copy stays small
 
 
-class TeamError(TrainingStoppedError):
+class ProcessGroupError(TrainingStoppedError):
     """The processes cannot go on together: one is gone, or holds something else than the others."""
 
 
@@ -35,19 +34,19 @@ class SharedError(ConfigError):
 
 
 @dataclass
-class Team:
-    """The processes of one run, as one of them sees it. A team of one communicates with nobody."""
+class ProcessGroup:
+    """The processes of one run, as one of them sees it. A group of one communicates with nobody."""
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     local_rank: int = 0  # among the processes of this machine
-    local_size: int = 1
+    local_world_size: int = 1
     patience: timedelta = PATIENCE
     device: torch.device | None = None  # where this process computes; None until it has joined
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read what torchrun says to each process that it starts; without torchrun, a team of one."""
+        """Read what torchrun says to each process that it starts; without torchrun, a group of one."""
         size = _read_number("WORLD_SIZE", 1)
         if size == 1:
             return cls()
@@ -60,22 +59,22 @@ class Team:
         return cls(rank, size, _read_number("LOCAL_RANK", rank), _read_number("LOCAL_WORLD_SIZE", size), PATIENCE)
 
     @property
-    def alone(self) -> bool:
-        return self.size == 1
+    def is_single(self) -> bool:
+        return self.world_size == 1
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one process that writes and speaks."""
         return self.rank == 0
 
     def describe(self, machine: str) -> str:
-        return machine if self.alone else f"{self.size} processes, each on {machine}"
+        return machine if self.is_single else f"{self.world_size} processes, each on {machine}"
 
     # --- coming together and parting ------------------------------------------------------------------------
 
     def join(self, device: torch.device) -> None:
         """Meet the other processes: over NCCL where they compute on GPUs, else over gloo."""
-        if self.alone:
+        if self.is_single:
             return
         import torch.distributed as dist
 
@@ -85,7 +84,7 @@ class Team:
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 rank=self.rank,
-                world_size=self.size,
+                world_size=self.world_size,
                 timeout=self.patience,
                 device_id=device if device.type == "cuda" else None,
             )
@@ -98,7 +97,7 @@ class Team:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # With a process gone, an orderly farewell might wait for it.
-        if self.device is not None and not isinstance(error, TeamError):
+        if self.device is not None and not isinstance(error, ProcessGroupError):
             import torch.distributed as dist
 
             dist.destroy_process_group()
@@ -111,17 +110,19 @@ class Team:
             yield
         except RuntimeError as error:
             reason = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0] or type(error).__name__
-            raise TeamError(f"process {self.rank} of {self.size} lost touch with the others ({reason})") from None
+            raise ProcessGroupError(
+                f"process {self.rank} of {self.world_size} lost touch with the others ({reason})"
+            ) from None
 
     # --- setting up: every message is a meeting, so that whoever has a problem finds the others listening -----
 
-    def meet(self, note: Any = None, *, problem: str = "") -> list[Any]:
+    def barrier(self, note: Any = None, *, problem: str = "") -> list[Any]:
         """Wait for all, and return everyone's note in the order of ranks. A problem of one is raised in all."""
-        if self.alone:
+        if self.is_single:
             return [note]
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.size
+        found: list[Any] = [None] * self.world_size
         with self._listening():
             dist.all_gather_object(found, (note, problem))
         problems = [theirs for _, theirs in found if theirs]
@@ -134,30 +135,30 @@ class Team:
         """Bad input that any process finds here ends all of them, with the same sentence; else all leave together."""
         try:
             yield
-            self.meet()
+            self.barrier()
         except SharedError:
             raise
         except ConfigError as error:
             if self.device is not None:
-                self.meet(problem=str(error))
+                self.barrier(problem=str(error))
             raise
 
     @contextmanager
     def one_goes_first(self) -> Iterator[None]:
         """One process of each machine does what is within; then the others, who find what it left in a cache."""
         if self.local_rank > 0:
-            self.meet()
+            self.barrier()
         yield
         if self.local_rank == 0:
-            self.meet()
+            self.barrier()
 
     def verify(self, digests: Mapping[str, str]) -> None:
         """Go on only if all processes hold the same under each of these names."""
-        found = self.meet(dict(digests))
+        found = self.barrier(dict(digests))
         for rank, theirs in enumerate(found):
             differing = [name for name in digests if theirs[name] != found[0][name]]
             if differing:
-                raise TeamError(
+                raise ProcessGroupError(
                     f"process {rank} does not have the same {', '.join(differing)} as process 0 (all need the same "
                     "command, data and versions)"
                 )
@@ -165,21 +166,21 @@ class Team:
     # --- a step -----------------------------------------------------------------------------------------------
 
     def refuse_uneven(self, rows_a_step: int) -> None:
-        if rows_a_step % self.size:
+        if rows_a_step % self.world_size:
             raise ConfigError(
-                f"a step of {rows_a_step} rows cannot be shared equally by {self.size} processes; make data.batch_size "
-                f"a multiple of {self.size}, or start another number of them"
+                f"a step of {rows_a_step} rows cannot be shared equally by {self.world_size} processes; make "
+                f"data.batch_size a multiple of {self.world_size}, or start another number of them"
             )
 
     def share(self, batch: Batch, *, keep_length: bool) -> Batch:
         """This process's rows of a step, with their numbers within the whole step."""
-        return batch.split(len(batch.rows) // self.size, keep_length=keep_length)[self.rank]
+        return batch.split(len(batch.rows) // self.world_size, keep_length=keep_length)[self.rank]
 
     def add_up(
         self, parameters: Sequence[Tensor], loss: Tensor, routings: tuple[Routing, ...]
     ) -> tuple[Tensor, tuple[Routing, ...]]:
         """Make gradients (in place), loss and routings those of the whole step, the same bits in every process."""
-        if self.alone:
+        if self.is_single:
             return loss, routings
         # Which parameters have a gradient follows from the config, so it is the same everywhere.
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -208,7 +209,7 @@ class Team:
 
     def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, with few messages."""
-        if self.alone:
+        if self.is_single:
             return
         import torch.distributed as dist
 
@@ -221,25 +222,25 @@ class Team:
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Stack every process's tensor (…) in the order of ranks: (ranks, …)."""
-        if self.alone:
+        if self.is_single:
             return tensor[None]
         import torch.distributed as dist
 
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        found = [torch.empty_like(tensor) for _ in range(self.world_size)]
         with self._listening():
             dist.all_gather(found, tensor.contiguous())
         return torch.stack(found)
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so."""
-        if self.alone:
+        if self.is_single:
             return flag
         raised = torch.tensor([int(flag)], device=self.device)
         self.sum_in_place([raised])
         return bool(raised)
 
 
-ALONE = Team()
+SINGLE = ProcessGroup()
 
 
 def _read_number(name: str, default: int | None) -> int:

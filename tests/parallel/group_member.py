@@ -1,4 +1,4 @@
-"""One process of a team, as test_distributed.py starts it: a fork of a server that has imported torch already.
+"""One process of a group, as test_process_group.py starts it: a fork of a server that has imported torch already.
 
 Globals that the test sets: `environment` (what torchrun would say), `job`, `place` (a folder) and `options`.
 """
@@ -24,8 +24,8 @@ from some_moe.data.batches import Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS
 from some_moe.model.routing import Routing
 from some_moe.model.transformer import SomeLM
-from some_moe.parallel import distributed
-from some_moe.parallel.distributed import ALONE, Team
+from some_moe.parallel import process_group
+from some_moe.parallel.process_group import SINGLE, ProcessGroup
 from some_moe.training import loop
 from some_moe.training.evaluate import evaluate
 from some_moe.training.optim import make_optimizer
@@ -63,7 +63,7 @@ def make_rows(count: int) -> Rows:
     return Rows(np.concatenate(stories), np.cumsum([0, *map(len, stories)]))
 
 
-def take_steps(team: Team = ALONE) -> dict[str, torch.Tensor]:
+def take_steps(group: ProcessGroup = SINGLE) -> dict[str, torch.Tensor]:
     """Five steps of each case in float64: losses, the last step's routing, parameters and keys."""
     found: dict[str, torch.Tensor] = {}
     for case, (rows_a_step, batch_size, data) in CASES.items():
@@ -78,8 +78,8 @@ def take_steps(team: Team = ALONE) -> dict[str, torch.Tensor]:
         optimizer = make_optimizer(model, config.train)
         losses = []
         for step, batch in zip(range(STEPS), batches.epoch(0), strict=False):
-            inputs = prepare(batch, config, step, STEPS, CPU, team)
-            result = train_step(model, optimizer, inputs, config, team)
+            inputs = prepare(batch, config, step, STEPS, CPU, group)
+            result = train_step(model, optimizer, inputs, config, group)
             losses.append(result.loss)
         found[f"{case}/losses"] = torch.stack(losses)
         for layer, routing in enumerate(result.routings):
@@ -89,20 +89,20 @@ def take_steps(team: Team = ALONE) -> dict[str, torch.Tensor]:
     return {name: value.contiguous() for name, value in found.items()}
 
 
-def measure(num_rows: int, team: Team = ALONE) -> dict[str, Any]:
+def measure(num_rows: int, group: ProcessGroup = SINGLE) -> dict[str, Any]:
     """Score rows, eight at a time."""
     config = RunConfig(model=MODEL, gravity=GRAVITY, data=DataConfig(seq_len=40, batch_size=8))
-    return evaluate(SomeLM(MODEL, GRAVITY), make_rows(num_rows), config, np.arange(20), CPU, team=team).to_dict()
+    return evaluate(SomeLM(MODEL, GRAVITY), make_rows(num_rows), config, np.arange(20), CPU, group=group).to_dict()
 
 
 def run_steps(place: Path, options: dict[str, Any]) -> int:
-    with Team.from_environment() as team:
-        team.join(CPU)
-        save_file(take_steps(team), place / f"steps-{team.rank}.safetensors")
-        messages = [team.any(False), team.any(team.rank == 1), team.meet(f"note {team.rank}")]
-        (place / f"messages-{team.rank}.json").write_text(json.dumps(messages))
-        figures = [measure(num_rows, team) for num_rows in options["measure"]]
-        (place / f"figures-{team.rank}.json").write_text(json.dumps(figures))
+    with ProcessGroup.from_environment() as group:
+        group.join(CPU)
+        save_file(take_steps(group), place / f"steps-{group.rank}.safetensors")
+        messages = [group.any(False), group.any(group.rank == 1), group.barrier(f"note {group.rank}")]
+        (place / f"messages-{group.rank}.json").write_text(json.dumps(messages))
+        figures = [measure(num_rows, group) for num_rows in options["measure"]]
+        (place / f"figures-{group.rank}.json").write_text(json.dumps(figures))
     return 0
 
 
@@ -157,7 +157,7 @@ def run_command(place: Path, options: dict[str, Any]) -> int:
         with (place / f"{name}-{rank}").open("w") as file:
             os.dup2(file.fileno(), stream.fileno())
     training.FAREWELL_SECONDS = 0.0
-    distributed.PATIENCE = timedelta(seconds=options.get("patience", 60))
+    process_group.PATIENCE = timedelta(seconds=options.get("patience", 60))
     words, deed = options["words"], options.get("deed")
     if rank == "1" and deed == "have another seed":
         words = [*words, "--train.seed", "1"]
