@@ -145,6 +145,19 @@ def test_a_run_shows_itself(trained: Path) -> None:
     assert repr(run).splitlines()[-1] == f"everything is in {trained}"
 
 
+def test_a_run_shows_itself_in_a_notebook_with_a_hostile_name_escaped(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    config = RunConfig.load(tmp_path / "copy" / "config.yaml").override({"name": "<script>alert(1)</script>"})
+    config.save(tmp_path / "copy" / "config.yaml")
+    with (tmp_path / "copy" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 4, "train_loss": 6.0}\n{"step": 5, "train_loss": 5.5}\n')
+    page = some_moe.load(tmp_path / "copy")._repr_html_()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;: finished after 3 steps" in page
+    assert "over 5 steps" in page
+    assert page.count("<polyline") == 1
+
+
 def test_a_run_that_has_not_finished_shows_itself_too(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("result.json", "metrics.jsonl"))
     run = some_moe.load(tmp_path / "copy")

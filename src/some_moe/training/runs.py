@@ -127,9 +127,8 @@ class Run:
         if len(points) < 2:
             return f"<pre>{escape(repr(self))}</pre>"
         last, low, high = points[-1][0], min(loss for _, loss in points), max(loss for _, loss in points)
-        line = " ".join(
-            f"{480 * step / last:.1f},{150 * (high - loss) / ((high - low) or 1):.1f}" for step, loss in points
-        )
+        scale = 150 / ((high - low) or 1.0)
+        line = " ".join(f"{480 * step / last:.1f},{scale * (high - loss):.1f}" for step, loss in points)
         title = f"training loss over {last:,} steps, from {points[0][1]:.4f} to {points[-1][1]:.4f}"
         curve = f'<polyline points="{line}" fill="none" stroke="#0072b2"/>'
         return f'<pre>{escape(repr(self))}</pre><svg width="480" height="150"><title>{title}</title>{curve}</svg>'

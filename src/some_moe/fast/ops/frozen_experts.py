@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from some_moe.experts.weights import ExpertWeights
 from some_moe.fast.ops import grouped_gemm
@@ -85,7 +86,25 @@ def run_backward(
     return grad_x, grad_gates
 
 
-# --- both passes as custom ops, opaque to torch.compile ------------------------------------------------------
+class FrozenExperts(torch.autograd.Function):
+    """Both passes without the overhead of a custom op's dispatch, which only compiled code needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, experts: Tensor, gates: Tensor, *rest: Any) -> Tensor:
+        up, _, down, _, residual = rest
+        y, *saved = run_forward(x, experts, gates, *rest)
+        ctx.save_for_backward(gates, *saved, up, down)
+        ctx.has_residual = residual is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_gates = run_backward(grads[0].contiguous(), *ctx.saved_tensors)
+        return grad_x, None, grad_gates, None, None, None, None, grads[0] if ctx.has_residual else None
+
+
+# --- the same as custom ops, opaque to torch.compile ---------------------------------------------------------
 
 
 @torch.library.custom_op("some_moe::frozen_experts", mutates_args=())
@@ -155,5 +174,8 @@ def mix_experts(
     inputs = x.contiguous(), experts.contiguous(), gates.contiguous(), *stacks
     if onto is not None:
         onto = onto.contiguous()
-    y: Tensor = frozen_experts(*inputs, onto)[0]
+    if torch.compiler.is_compiling():
+        compiled: Tensor = frozen_experts(*inputs, onto)[0]
+        return compiled
+    y: Tensor = FrozenExperts.apply(*inputs, onto)  # type: ignore[no-untyped-call]
     return y
