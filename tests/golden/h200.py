@@ -68,7 +68,7 @@ def record_shape(name: str) -> dict[str, Any]:
     step = make_step(machine.make_stepper(model, config, TOTAL_STEPS))
     losses = [float(step(batch).loss) for _ in range(STEPS)]
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
         step(batch)
         torch.cuda.synchronize()
     on_device = [event for event in profiler.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA]

@@ -58,6 +58,7 @@ def test_it_equals_float64_both_ways(mlp: Any, n: int, d: int, f: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # of torch's own compiler
 def test_compiled_code_computes_the_same_bits() -> None:
     torch.manual_seed(0)
     layers, x = make(384, 768), torch.randn(2, 700, 384, device="cuda").bfloat16().requires_grad_()

@@ -136,7 +136,8 @@ def profile_steps(step: Callable[[], object], device: torch.device) -> dict[str,
     """Milliseconds a step of the longest kernels; on a CPU of operations, without those that they call."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it announces its start and stop
     on_gpu = device.type == "cuda"
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu) as profiler:
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         for _ in range(PROFILED_STEPS):
             step()
         wait_for(device)
