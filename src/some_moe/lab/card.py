@@ -13,8 +13,8 @@ INDENT = "  "
 EPOCHS = number_columns(epoch="", train_loss="", val_loss="", perplexity="", gini="", entropy_bits="")
 
 EXECUTION = {
-    "model.expert_dtype", "model.residual_dtype", "train.device", "train.precision", "train.compile", "train.kernel",
-    "train.checkpoint_activations",
+    "model.expert_dtype", "model.residual_dtype", "train.device", "train.precision", "train.fast", "train.compile",
+    "train.kernel", "train.checkpoint_activations",
 }  # fmt: skip
 """Fields that say how a machine computes the run, not what is computed: left off the card."""
 
