@@ -148,7 +148,8 @@ def test_the_end_is_judged_where_no_epoch_was_published(make_up: MakeUp) -> None
 def test_absent_fields_leave_gaps_and_nothing_else(make_up: MakeUp) -> None:
     path = make_up("A1")
     path.write_text("{}")  # the name of the file says which run it is
-    (path.parent / "A2-seed7.json").write_text(json.dumps({"val_loss": float("nan"), "layers": 3, "epochs": ["x"]}))
+    damaged = {"val_loss": float("nan"), "layers": 3, "epochs": ["x"], "overrides": 3, "epochs_scaled": {"epochs": "x"}}
+    (path.parent / "A2-seed7.json").write_text(json.dumps(damaged))
     found = compare(path)
     assert found["A1"].results[0].seed == 0
     assert found["A2"].results[0].seed == 7

@@ -59,7 +59,8 @@ class Result:
     @property
     def overrides(self) -> Mapping[str, Any]:
         """Settings that were chosen otherwise than registered, the data and the seed apart."""
-        return self.record.get("overrides") or {}
+        found = self.record.get("overrides")
+        return found if isinstance(found, dict) else {}
 
     def setting(self, field: str) -> Any:
         """A setting as it was run; field: "data.batch_size"."""

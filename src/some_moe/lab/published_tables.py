@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from some_moe.lab.card import EXECUTION, WIDEST_TEXT, format_value
-from some_moe.lab.published import VERDICTS, Comparison, Point, Result, Spread, judge
+from some_moe.lab.published import VERDICTS, Comparison, Point, Result, Spread, finite_number, judge
 from some_moe.layout import ABSENT, Column, Style, Table, format_number, format_table, make_table, wrap
 
 LOSSES = {"val_loss_padded": "padding counted", "val_loss": "real tokens"}
@@ -188,7 +188,8 @@ def explain_differences(result: Result) -> Iterator[str]:
         yield f"trained on {source}, where {data.source} is registered."
     # Fewer stories than registered: read more often in training, and a smaller sample in validation.
     scaled, stories = result.record.get("epochs_scaled"), result.record.get("stories")
-    if isinstance(scaled, dict):
+    told = ("stories", "published_stories", "epochs", "published_epochs")
+    if isinstance(scaled, dict) and all(finite_number(scaled.get(name)) is not None for name in told):
         yield (
             f"{scaled['stories']:,} training stories instead of {scaled['published_stories']:,}, read "
             f"{scaled['epochs']:,.2f} times instead of {scaled['published_epochs']:,}, so that the steps are as many."
