@@ -8,15 +8,18 @@ import pytest
 import some_moe
 
 ROOT = Path(some_moe.__file__).parent
-LEAVES = {"config", "files", "hashing", "layout", "precision"}
+LEAVES = {"config", "errors", "files", "hashing", "layout", "precision", "processes", "reading"}
 CORE = {"config", "data", "experts", "model", "metrics", "training"}
 # Which rooms a room may import. `fast` stands nowhere: two places bring it in, see BRINGS_FAST.
 ALLOWED = {
-    "files": set(),
+    "errors": set(),
+    "files": {"errors"},
+    "reading": {"errors", "files"},
+    "processes": {"errors"},
     "hashing": set(),
     "layout": set(),
     "precision": set(),
-    "config": {"files"},
+    "config": {"errors", "files", "reading"},
     "data": LEAVES,
     "metrics": LEAVES,
     "experts": LEAVES,
@@ -67,7 +70,8 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         assert target == room or target in ALLOWED[room], f"{room} must not import {name}"
 
 
-LISTING = [p for p in FILES if room_of(p) in {"config", "files"} or p.is_relative_to(ROOT / "lab" / "registry")]
+LIGHT = {"config", "errors", "files", "reading", "processes"}
+LISTING = [p for p in FILES if room_of(p) in LIGHT or p.is_relative_to(ROOT / "lab" / "registry")]
 
 
 @pytest.mark.parametrize("path", LISTING, ids=lambda path: str(path.relative_to(ROOT)))
@@ -90,16 +94,19 @@ BUDGETS = {
     "glass": 4_700,
     "lab": 3_250,
     "commands": 820,
-    "cli": 240,
+    "cli": 310,
     "api": 120,
     "layout": 160,
     "hashing": 100,
-    "files": 50,
+    "errors": 110,
+    "files": 120,
+    "processes": 60,
+    "reading": 130,
     "precision": 30,
     "__init__": 60,
-    "__main__": 10,
+    "__main__": 20,
 }
-CORE_BUDGET, ALL_BUDGET = 6_000, 20_000
+CORE_BUDGET, ALL_BUDGET = 6_000, 22_000
 
 
 def count_lines(rooms: set[str]) -> int:

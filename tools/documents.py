@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from some_moe.cli import BAD_INPUT, FAILED, Parser, UsageError, is_bad_input, write
-from some_moe.config import ConfigError
+from some_moe.cli import Parser, write
+from some_moe.errors import BAD_INPUT, FAILED, ConfigError, UsageError
 from some_moe.files import write_whole
 from some_moe.glass.page.markdown import plain, sentence
 from some_moe.lab.published import compare_results, read_results
@@ -32,9 +32,7 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code."""
     try:
         return write_documents(arguments)
-    except ValueError as error:
-        if not is_bad_input(error):
-            raise
+    except ConfigError as error:
         print(f"documents: {error}", file=sys.stderr)
         return BAD_INPUT
 

@@ -3,19 +3,18 @@
 import argparse
 import io
 import os
+import signal
+import socket
 import sys
+import threading
+import time
 from pkgutil import resolve_name
+from types import FrameType
 from typing import Any, NoReturn, TypeAlias
 
-FAILED = 1
-BAD_INPUT = 2
-INTERRUPTED = 130
-PIPE_CLOSED = 141
-OUT_OF_MEMORY = "memory ran out; use a smaller model, fewer rows at a time, or a larger machine"
+from some_moe.errors import INTERRUPTED, PIPE_CLOSED, UsageError, explain
 
-
-class UsageError(ValueError):
-    """Bad input on the command line. Its message is one sentence that names the value and the cure."""
+PATIENCE_SECONDS = 5.0  # so long after Ctrl-C what does not end by itself is ended
 
 
 def read_numbers(flag: str, text: str, *, what: str, example: str, least: int = 0) -> list[int]:
@@ -96,8 +95,16 @@ COMMANDS: Commands = {
 }
 
 
+def run() -> NoReturn:
+    """The command as a program: one Ctrl-C ends it with its exit code, a second one at once."""
+    replace_closed_streams()
+    interrupts = Interrupts()
+    code = main()
+    interrupts.end(code)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code. Here every refusal, error and interruption becomes a sentence."""
     arguments = sys.argv[1:] if argv is None else argv
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" gets "?", not a traceback
@@ -106,33 +113,75 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader has gone (`| head`). What is still buffered goes nowhere, so that exit cannot fail on it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        found = find_exit_code(error)
+        if Interrupts.noted:
+            return INTERRUPTED  # some libraries answer Ctrl-C with errors of their own
+        found = explain(error)
         if found is None:
             raise
-        print(f"some: {OUT_OF_MEMORY if is_out_of_memory(error) else error}", file=sys.stderr)
-        return found
+        if isinstance(error, OSError) and error.filename is None:
+            drop_output()
+        print(f"some: {found}", file=sys.stderr)
+        return found.code
 
 
-def find_exit_code(error: Exception) -> int | None:
-    """The exit code of an error that a sentence tells; None for a fault of ours, which keeps its traceback."""
-    if is_out_of_memory(error):
-        return FAILED
-    if isinstance(error, RuntimeError):
-        return getattr(error, "code", None)  # a run that was stopped has its own
-    return BAD_INPUT if is_bad_input(error) else None
+class Interrupts:
+    """Ctrl-C in a command that has no better answer to it: the first is an exception, the second the end.
+
+    Code that does not listen, or swallows the exception, is ended after PATIENCE_SECONDS.
+    """
+
+    noted = False
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGINT, self.note)
+        heard, wakes = socket.socketpair()
+        wakes.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        self.sockets = (heard, wakes)
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if Interrupts.noted:
+            os._exit(INTERRUPTED)
+        Interrupts.noted = True
+        raise KeyboardInterrupt
+
+    def watch(self) -> None:
+        """Hear of signals even while the main thread computes outside Python."""
+        while signal.SIGINT not in self.sockets[0].recv(1):
+            pass
+        time.sleep(PATIENCE_SECONDS)
+        if signal.getsignal(signal.SIGINT) == self.note:  # else somebody answers it, as training does
+            os._exit(INTERRUPTED)
+
+    def end(self, code: int) -> NoReturn:
+        """Leave; an interrupted command at once, for threads and libraries would take their time."""
+        if Interrupts.noted:
+            sys.stderr.flush()
+            os._exit(code)
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        sys.exit(code)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch or Python got no memory. Torch says so in words: it need not be imported to know."""
-    words = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
-    in_words = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    return isinstance(error, MemoryError) or in_words
+def replace_closed_streams() -> None:
+    """Fill the places of closed streams: else the next file that is opened would take what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # Written to, stdout then answers with an error, which is told; stderr is given up.
+            opened = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            if opened != number:
+                os.dup2(opened, number)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
+def drop_output() -> None:
+    """What is still to be printed goes nowhere: its reader has gone, or its place is full. Exit cannot fail on it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(prog: str, summary: str, commands: Commands, arguments: list[str]) -> int:
@@ -172,13 +221,6 @@ def format_help(prog: str, summary: str, commands: Commands) -> str:
     lines += ["", "options:", *(f"  {name.ljust(longest)}  {meaning}" for name, meaning in OPTIONS.items())]
     lines += ["", f"`{prog} COMMAND --help` says more about a command."]
     return "\n".join(lines) + "\n"
-
-
-def is_bad_input(error: Exception) -> bool:
-    """Whether an error is the user's to cure."""
-    from some_moe.config import ConfigError
-
-    return isinstance(error, UsageError | ConfigError)
 
 
 def suggest(word: str, known: list[str], prog: str) -> str:

@@ -1,14 +1,27 @@
 """Files that are there whole or not at all, whenever the program or the machine stops. Imports no torch."""
 
 import os
+import re
+import shutil
+import socket
+import stat
+import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from some_moe.errors import ConfigError
+
+LONGEST_NAME = 180  # bytes of a file's name that its scratch file repeats: both must fit into 255
+HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"  # whose process number a scratch file bears
+
 
 def sync(path: Path) -> None:
     """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders, and keeps names by itself
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -19,11 +32,24 @@ def sync(path: Path) -> None:
 def write_beside(path: Path) -> Iterator[Path]:
     """Give a scratch file beside `path` to write to; then bring it to the disk and rename it into place.
 
-    Where anything fails on the way, the scratch file is removed, and what `path` held before stays.
+    Where anything fails on the way, the scratch file is removed, and what `path` held before stays. A link stays a
+    link: what it points to is replaced. A device or a pipe is written to, and never replaced.
     """
-    scratch = path.with_name(f".{path.name}.tmp")
+    if is_stream(path):
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / "scratch"
+            with open(path, "wb") as stream, (Path(folder) / "scratch").open("rb") as written:
+                shutil.copyfileobj(written, stream)
+        return
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise IsADirectoryError(21, "Is a directory", str(path))
+    scratch = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:LONGEST_NAME])}.{HOST}-{os.getpid()}.tmp")
     try:
+        scratch.touch()
+        mode = scratch.stat().st_mode
         yield scratch
+        scratch.chmod(stat.S_IMODE(mode))  # some writers make files that only their owner reads
         # Renamed first, a file could be found empty after a power cut.
         sync(scratch)
         os.replace(scratch, path)
@@ -33,7 +59,49 @@ def write_beside(path: Path) -> Iterator[Path]:
         raise
 
 
+def is_stream(path: Path) -> bool:
+    """Whether a path is something to write through, such as /dev/null, /dev/stdout or a pipe."""
+    if os.path.abspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/")):
+        return True  # where it leads to depends on the process
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
 def write_whole(path: Path, contents: str | bytes) -> None:
     """Write a small file, text as UTF-8."""
     with write_beside(path) as scratch:
         scratch.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+
+
+def clear_scratch(folder: Path) -> None:
+    """Remove what processes of this machine that are gone have left half-written in a folder."""
+    pattern = re.compile(rf"\..*\.{HOST}-(\d+)\.tmp")
+    for file in folder.glob(".*.tmp"):
+        found = pattern.fullmatch(file.name)
+        if found and int(found[1]) != os.getpid() and not _is_alive(int(found[1])):
+            with suppress(OSError):
+                file.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":
+        return True  # there is no asking that does not kill
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def inside(folder: str | Path, name: str | Path) -> Path:
+    """What is called `name` in a folder; refused where a link on the way leads out of the folder."""
+    path = Path(folder) / name
+    real, home = os.path.realpath(path), os.path.realpath(folder)
+    if real != home and not real.startswith(home.rstrip(os.sep) + os.sep):
+        raise ConfigError(f"{str(path)!r} leads out of its folder, to {real!r}; put a copy there instead of the link")
+    return path

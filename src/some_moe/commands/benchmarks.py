@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write
+from some_moe.cli import Parser, on_terminal, terminal_width, write
 from some_moe.config import ConfigError
+from some_moe.errors import UsageError
 from some_moe.files import write_whole
 
 

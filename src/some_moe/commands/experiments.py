@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from some_moe.cli import Parser, UsageError, look, read_numbers, write, write_json
+from some_moe.cli import Parser, look, read_numbers, write, write_json
 from some_moe.commands.training import take_settings
+from some_moe.errors import UsageError
 
 RUN = "some experiments run"
 

@@ -2,7 +2,8 @@
 
 import sys
 
-from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write, write_json
+from some_moe.cli import Parser, on_terminal, terminal_width, write, write_json
+from some_moe.errors import UsageError
 from some_moe.glass import MAX_TOKENS
 
 

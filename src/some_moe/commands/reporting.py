@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from some_moe.cli import Parser, UsageError, write
+from some_moe.cli import Parser, write
 from some_moe.commands.glassbox import say
+from some_moe.errors import UsageError
 
 
 def write_report(arguments: list[str]) -> int:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from some_moe.cli import Parser, UsageError, on_terminal, terminal_width, write, write_json
+from some_moe.cli import Parser, on_terminal, terminal_width, write, write_json
+from some_moe.errors import UsageError
 
 
 def trace_text(arguments: list[str]) -> int:

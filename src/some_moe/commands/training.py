@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 import yaml
 
-from some_moe.cli import INTERRUPTED, Parser, UsageError, find_exit_code, look, read_numbers, suggest, write, write_json
+from some_moe.cli import Parser, look, read_numbers, suggest, write, write_json
 from some_moe.config import Config, RunConfig
 from some_moe.config.base import field_docs
+from some_moe.errors import INTERRUPTED, UsageError, explain
 
 # torchrun ends all processes when one fails: the others wait so long for the first, which says why.
 FAREWELL_SECONDS = 10.0
@@ -98,10 +99,10 @@ def train_model(arguments: list[str]) -> int:
         try:
             code = train_from_arguments(arguments)
         except Exception as error:
-            found = find_exit_code(error)
+            found = explain(error)
             if found is None:
                 raise
-            code = found
+            code = found.code
     if code not in (0, INTERRUPTED):  # interrupted processes have met already
         time.sleep(FAREWELL_SECONDS)
     return code

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from some_moe.errors import ConfigError
 from some_moe.files import write_whole
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
@@ -21,18 +22,6 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used. Its message is one sentence that names the value and the cure."""
-
-
-class TrainingStoppedError(RuntimeError):
-    """The run ended before its time. Its message says what happened and how to go on; `code` is the exit code."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def did_you_mean(word: str, choices: list[str]) -> str:

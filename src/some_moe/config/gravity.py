@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from some_moe.config.base import Config, ConfigError, Count, Decay, Natural, NonNegative, Positive, Share
+from some_moe.config.base import Config, Count, Decay, Natural, NonNegative, Positive, Share
 from some_moe.config.model import ModelConfig
+from some_moe.errors import ConfigError
 
 
 class GravityConfig(Config):

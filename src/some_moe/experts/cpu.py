@@ -195,7 +195,7 @@ class FrozenExperts(torch.autograd.Function):
 def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
     """The same under autograd. `unbind` lets each stack's gradient be built once, not E times."""
     plan = schedule_slots(experts, weights.num_experts, batched=False)
-    x_rows = x[plan.token]
+    x_rows = x.index_select(0, plan.token)  # the gradient of x[…] adds in whatever order threads arrive
     ups, up_biases = weights.up.to(x.dtype).unbind(0), weights.up_bias.to(x.dtype).unbind(0)
     downs = None if weights.down is None else weights.down.to(x.dtype).unbind(0)
     down_biases = None if weights.down_bias is None else weights.down_bias.to(x.dtype).unbind(0)

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,11 +23,13 @@ from some_moe.files import write_whole
 from some_moe.lab.estimate import describe_seconds
 from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
 from some_moe.lab.measured import refuse_other_record, write_record
+from some_moe.processes import python_command, python_environment, take_lock
 from some_moe.training.machine import choose_machine
-from some_moe.training.run_folder import RunFolder, take_lock
+from some_moe.training.run_folder import LOCK, RunFolder
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # how a run ends that somebody stopped
+IN_QUEUE = "SOME_IN_QUEUE"  # set for the processes of a queue
 FIGURES = ("val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "seconds")
 
 
@@ -106,8 +107,9 @@ class Queue:
         self.signals = Signals(say)
         self.stopped = False  # by somebody who told a run to stop
         self.shows_runs = False  # whether runs may draw on our terminal; else what they print is in their logs
-        self.lock: int | None = None
         self.writing = threading.Lock()  # one thread at a time writes queue.json
+        if IN_QUEUE in os.environ:
+            raise ConfigError(f"this is a process of a queue already ({IN_QUEUE} is set); a queue starts no other")
         choose_machine(jobs[0].config.train)
         self.turns = []
         for job in jobs:
@@ -136,7 +138,10 @@ class Queue:
         try:
             for folder in (self.out, self.results):
                 folder.mkdir(parents=True, exist_ok=True)
-            self.lock = take_lock(self.out / ".queue.lock", f"{str(self.out)!r} {in_use} --out")
+            lock = take_lock(self.out / ".queue.lock", f"{str(self.out)!r} {in_use} --out")
+            for turn in self.turns:  # a run that outlived its queue holds its own folder
+                if turn.standing != "done" and turn.folder.path.is_dir():
+                    take_lock(turn.folder.path / LOCK, f"{str(self.out)!r} {in_use} --out").release()
         except OSError as error:
             raise ConfigError(
                 f"{error.filename!r} cannot be written ({error.strerror}); choose another --out or --results"
@@ -154,8 +159,7 @@ class Queue:
                 "that is mended"
             ) from None
         finally:
-            os.close(self.lock)
-            self.lock = None
+            lock.release()
 
     def _take(self, number: int) -> None:
         """Run one job to its end, unless somebody has stopped the queue."""
@@ -194,13 +198,12 @@ class Queue:
         with log.open("a+b") as file:
             begin = file.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", "some_moe", *words],
+                python_command("-m", "some_moe", *words),
+                env=python_environment() | {IN_QUEUE: "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=None if self.shows_runs else file,
                 stderr=file,
                 process_group=0,
-                # It holds the folder's lock too, and so keeps others out should it outlive the queue.
-                pass_fds=() if self.lock is None else (self.lock,),
             )
             code = self.signals.wait_for(process)
             file.seek(begin)

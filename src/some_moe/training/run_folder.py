@@ -8,7 +8,6 @@ anybody may read it, in whatever state it was left, and without torch.
 
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.files import write_whole
+from some_moe.processes import take_lock
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
     from torch import Tensor
 
     from some_moe.data.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ class RunFolder:
         self.config_file, self.result_file = self.path / "config.yaml", self.path / "result.json"
         self.tokenizer_file = self.path / "tokenizer.json"
         self.checkpoints, self.snapshots = self.path / "checkpoints", self.path / "keys"
-        self.lock: int | None = None  # descriptor of the lock file, while this process trains here
+        self.lock: BaseFileLock | None = None  # while this process trains here
 
     def __str__(self) -> str:
         return str(self.path)
@@ -137,7 +138,7 @@ class RunFolder:
     def release(self) -> None:
         """Let other processes train here."""
         if self.lock is not None:
-            os.close(self.lock)
+            self.lock.release()
             self.lock = None
 
     @contextmanager
@@ -201,24 +202,6 @@ class ReadOnlyFolder(RunFolder):
         pass
 
     create = write_config = append = cut_back = save_keys = write_result = write_nothing
-
-
-def take_lock(file: Path, refusal: str) -> int:
-    """Lock a file, made where it is missing, and return its descriptor: closing it, or ending, unlocks.
-
-    Where another process holds it, `refusal` is raised. The file stays: one that were removed could be held twice.
-    """
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        import fcntl
-
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise ConfigError(refusal) from None
-    except (ImportError, OSError):
-        pass  # Windows, and a file system without locks, cannot say who else is there
-    return lock
 
 
 def find_run(path: str | Path) -> tuple[RunFolder, Path | None]:

@@ -3,7 +3,6 @@
 Keys are taken at unit length, so near on a map means a like direction. Few keys fall back on PCA, with a note.
 """
 
-import os
 import pickle
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from subprocess import PIPE
 
 import numpy as np
+
+from some_moe.processes import python_command, python_environment
 
 METHODS = ("pca", "tsne", "umap")
 FEWEST_KEYS = 8  # a neighbourhood method has nothing to choose among fewer
@@ -127,10 +128,9 @@ def umap_in_background() -> Iterator[Callable[[Sequence[np.ndarray]], Callable[[
     """
     # Not by multiprocessing, whose process would run the caller's script once more; not a fork, for threads of this
     # process may hold locks that a copy of it would wait for.
-    command = [sys.executable, "-c", f"from {__name__} import map_in_background; map_in_background()"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = python_command("-c", f"from {__name__} import map_in_background; map_in_background()")
     # In a session of its own, for Ctrl-C is ours to answer.
-    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True)
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=python_environment(), start_new_session=True)
     assert process.stdin is not None
     to_umap = process.stdin
 

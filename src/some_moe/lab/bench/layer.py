@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig, RunConfig
+from some_moe.errors import is_out_of_memory
 from some_moe.experts.grouped import ALIGNMENT
 from some_moe.lab.bench.problem import Judge, Problem, make_problem, make_weights, trained_tensors
 from some_moe.lab.bench.shapes import PEAK_FLOPS, layer_flops
@@ -186,10 +187,6 @@ def describe_failure(error: Exception) -> tuple[str, str]:
     wrapped = re.search(r"got \w+\([\"'](.+?)[\"']\)", str(error))
     text = wrapped[1][:160] if wrapped else first_line(error)
     return ("out of memory", text) if is_out_of_memory(error) else ("failed", f"{type(error).__name__}: {text}")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def free_memory() -> None:

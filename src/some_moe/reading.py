@@ -1,0 +1,101 @@
+"""Reading files that anybody may have written: whatever is in them, the answer is their content or one sentence.
+
+Nothing but regular files is opened, nothing is run, and nothing larger than it may be is read. Imports no torch.
+"""
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from some_moe.errors import ConfigError
+
+LARGEST_TEXT = 1 << 28  # bytes of a file that is read into memory whole
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+RESTORE = "restore it, or give another"
+# Control characters could rule the terminal that they are printed on; halves of characters cannot be printed at all.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def refuse_irregular(path: str | Path) -> None:
+    """Refuse what is no regular file: a folder, a device, or a pipe, which would be waited for."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "a device")
+        raise ConfigError(f"{str(path)!r} is {kind}, not a file; name a file")
+
+
+def read_bytes(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
+    """A file's bytes."""
+    refuse_unprintable(str(path), "the path")
+    refuse_irregular(path)
+    size = os.stat(path).st_size
+    if size > largest:
+        raise ConfigError(f"{str(path)!r} has {size:,} bytes, more than the {largest:,} that are read; {RESTORE}")
+    return Path(path).read_bytes()
+
+
+def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
+    """A file's text, which must be UTF-8; a mark at its begin, as some editors write it, is left out."""
+    try:
+        return read_bytes(path, largest).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is not UTF-8 text (byte {error.start}); convert it, or {RESTORE}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON as Python's; ValueError for whatever is none, also for nesting and numbers beyond all measure."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_object(path: str | Path, cure: str = RESTORE) -> dict[str, Any]:
+    """The JSON object in a file, with all its text printable."""
+    try:
+        found = clean(parse_json(read_text(path)))
+    except (ConfigError, OSError):
+        raise
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{str(path)!r} is damaged: it holds no JSON object; {cure}")
+    return found
+
+
+def read_tensors(path: str | Path, framework: str = "numpy") -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors of a safetensors file (`framework`: numpy or pt), by name, and its metadata."""
+    from safetensors import safe_open
+
+    refuse_unprintable(str(path), "the path")
+    refuse_irregular(path)
+    try:
+        with safe_open(path, framework=framework) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except OSError:
+        raise
+    except Exception as error:  # the library raises many kinds; whatever it says, the file is none of its own
+        raise ConfigError(f"{str(path)!r} is damaged ({_first_line(error)}); {RESTORE}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(clean(str(error).splitlines()[0] if str(error) else type(error).__name__))
+
+
+def clean(value: Any) -> Any:
+    """The same text or JSON, with every sign that rules a terminal, or is none, replaced by a question mark."""
+    if isinstance(value, str):
+        return UNPRINTABLE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {clean(name): clean(inner) for name, inner in value.items()}
+    return [clean(inner) for inner in value] if isinstance(value, list) else value
+
+
+def refuse_unprintable(text: str, what: str) -> None:
+    """Refuse text that is not UTF-8, or would rule the terminal; line breaks and tabs are allowed."""
+    found = UNPRINTABLE.search(text)
+    if found:
+        raise ConfigError(f"{what} {clean(text)!r} has {found[0]!a} in it, which is no printable sign; leave it out")
