@@ -5,10 +5,11 @@ from pathlib import Path
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.jobs import list_differences
 from some_moe.lab.registry.presets import find_preset
+from some_moe.memory import refuse_too_large
 from some_moe.parallel.process_group import ProcessGroup
 from some_moe.sinks.display import Display
 from some_moe.training import loop
-from some_moe.training.machine import settle_experts
+from some_moe.training.machine import choose_machine, settle_experts
 from some_moe.training.run_folder import ReadOnlyFolder, RunFolder, find_checkpoint, find_run
 from some_moe.training.runs import Run
 
@@ -42,6 +43,7 @@ def train(
             if config is None:
                 raise ConfigError("a new run needs a config; give a RunConfig, a preset such as demo, or a config.yaml")
             config = settle_experts(config)
+            refuse_too_large(config, choose_machine(config.train, group).device, training=True)
             source = None if init_from is None else find_checkpoint(init_from)
             with group.setting_up():
                 trainer = loop.start(config, folder, display, source, group)

@@ -18,6 +18,7 @@ from some_moe.data.batches import Batches
 from some_moe.data.dataset import Dataset, prepare
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.hashing import derive_key
+from some_moe.memory import refuse_too_large
 from some_moe.metrics.usage import gini
 from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
 from some_moe.sinks.board import Board
@@ -78,6 +79,8 @@ class Trainer:
             )
         self.steps_an_epoch = len(self.batches)
         self.total_steps = config.count_steps(self.batches.num_rows)
+        longest = int(self.dataset.train.lengths.max())
+        refuse_too_large(config, self.machine.device, training=True, longest=longest)
         self.model = self.machine.make_model(config)
         self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
         self.optimizer = self.stepper.optimizer
