@@ -103,7 +103,7 @@ BUDGETS = {
     "files": 120,
     "memory": 120,
     "processes": 60,
-    "reading": 130,
+    "reading": 140,
     "precision": 30,
     "__init__": 60,
     "__main__": 20,

@@ -53,6 +53,21 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def parse_yaml(text: str) -> Any:
+    """YAML as Python's, of plain kinds alone; ValueError for whatever is none, with its line where that is known."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        raise ValueError(f"line {where.line + 1}" if where else "it has signs that no YAML has") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (TypeError, OverflowError) as error:  # numbers and dates that there are not
+        raise ValueError(str(error)) from None
+
+
 def read_object(path: str | Path, cure: str = RESTORE) -> dict[str, Any]:
     """The JSON object in a file, with all its text printable."""
     try:

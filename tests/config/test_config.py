@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from some_moe.config import Config, ConfigError, DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
-from some_moe.config.base import field_docs
+from some_moe.config.base import did_you_mean, field_docs
 
 ROOMS = (ModelConfig, GravityConfig, DataConfig, TrainConfig)
 
@@ -167,3 +167,81 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 def test_neutral_rooms_have_defaults() -> None:
     assert all(isinstance(room(), Config) for room in ROOMS)
     assert len(RunConfig.field_names()) == len(RunConfig().flatten())
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "words"),
+    [
+        (ModelConfig, {"num_layers": 10**9}, "num_layers must be less than or equal to 1000, but it is 1000000000"),
+        (ModelConfig, {"d_model": 2**21}, "d_model must be less than or equal to 1048576"),
+        (ModelConfig, {"num_experts": 10**12}, "num_experts must be less than or equal to 1048576"),
+        (ModelConfig, {"expert_seed": 10**40}, f"expert_seed must be less than {2**63}"),
+        (ModelConfig, {"expert_seed": 16**5000}, "but it is a number of many digits"),
+        (TrainConfig, {"epochs": 10**7}, "epochs must be less than or equal to 1000000"),
+        (TrainConfig, {"sample_prompt": "\x1b[2J"}, "sample_prompt '\ufffd[2J' has '\\x1b' in it"),
+        (TrainConfig, {"threads": 0}, "threads must be greater than or equal to 1"),
+        (RunConfig, {"train": {"device": "\ud800"}}, "train.device '\ufffd' has '\\ud800' in it"),
+        *[(RunConfig, {"name": name}, "cannot be a folder's") for name in ("", ".", "..", "a/b", "a\\b", "a\nb")],
+        (RunConfig, {"name": "ü" * 101}, "use 1 to 200 letters"),
+        (RunConfig, {"name": "\x1b]0;x\x07"}, "which is no printable sign; leave it out"),
+        (RunConfig, {"\x1b[2J": 1}, "\ufffd[2J is not a field"),
+    ],
+)
+def test_what_would_run_away_is_refused_in_one_sentence(
+    config: type[Config], values: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(**values)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_a_separator_may_be_any_sign() -> None:
+    assert RunConfig(data={"separator": "\x0c\r\n"}).data.separator == "\x0c\r\n"
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: " + "[" * 5000, "nested too deeply"),
+        ("model: " + "{a: " * 5000 + "}" * 5000, "nested too deeply"),
+        ("train: {seed: " + "1" * 5000 + "}", "not valid YAML"),
+        ("train: {seed: 0x" + "f" * 5000 + "}", "a number of many digits"),
+        ("name: 2020-99-99", "not valid YAML"),
+        ("name: !!python/object/apply:os.system [ls]", "not valid YAML (line 1)"),
+        ("name: \x00", "not valid YAML"),
+        (BOMB, "a0 is not a field"),
+        (BOMB + "name: *a59", "name must be a valid string"),
+        (BOMB + "gravity: {frozen_layers: *a59}", "gravity.frozen_layers.0 must be"),
+    ],
+)
+def test_yaml_beyond_all_measure_is_refused_in_one_sentence(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_yaml(text)
+    assert words in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_a_file_larger_than_any_config_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "large.yaml").write_text("#" * (1 << 17))
+    with pytest.raises(ConfigError, match="131,072 bytes, more than the 65,536 that are read"):
+        RunConfig.load(tmp_path / "large.yaml")
+
+
+@pytest.mark.parametrize(
+    ("word", "choices", "near"),
+    [
+        ("evla", ["eval", "train"], "eval"),
+        ("topk", ["top_k"], "top_k"),
+        ("help", ["eval", "report"], ""),
+        ("export", ["report", "experiments"], ""),
+        ("nope", ["no-decay"], ""),
+        ("--json", ["--count", "--seed"], ""),
+    ],
+)
+def test_only_what_is_near_is_suggested(word: str, choices: list[str], near: str) -> None:
+    assert did_you_mean(word, choices) == (f"; did you mean {near!r}?" if near else "")

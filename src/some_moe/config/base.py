@@ -7,26 +7,38 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Annotated, Any, Self
+from reprlib import Repr
+from typing import Annotated, Any, ClassVar, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from some_moe.errors import ConfigError
 from some_moe.files import write_whole
+from some_moe.reading import clean, parse_yaml, read_text, refuse_unprintable
+
+LARGEST_FILE = 1 << 16  # bytes of a config.yaml: a saved one has a few thousand, and YAML is slow to read
+LARGEST_SIZE = 1 << 20  # of a model's width, or a number of experts: products of a few of them stay within 64 bits
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
-Natural = Annotated[int, Field(ge=0)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+OptionalSize = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every generator can hold
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
+SHORT = Repr()  # a value from a file may be without end
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 3, 80, 80
+
 
 def did_you_mean(word: str, choices: list[str]) -> str:
     """Return a hint such as "; did you mean 'top_k'?", or "" when nothing is near."""
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    start = word.lstrip("-")[:1]  # which is seldom mistyped
+    likely = [choice for choice in choices if choice.lstrip("-")[:1] == start or word in choice]
+    near = difflib.get_close_matches(word, likely, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -48,12 +60,17 @@ class Config(BaseModel):
         except ValidationError as error:
             raise ConfigError(_sentence(type(self), error)) from None
 
+    any_text: ClassVar[tuple[str, ...]] = ()  # fields whose text may hold control characters
+
     def find_problems(self) -> Iterator[str]:
         """What does not fit together, a sentence each; the rooms say it of their own fields."""
         yield from ()
 
     @model_validator(mode="after")
     def _refuse_problems(self) -> Self:
+        for name, value in self:
+            if isinstance(value, str) and name not in self.any_text:
+                refuse_unprintable(value, name)
         for problem in self.find_problems():
             raise ConfigError(problem)
         return self
@@ -94,11 +111,9 @@ class Config(BaseModel):
     @classmethod
     def from_yaml(cls, text: str) -> Self:
         try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            where = getattr(error, "problem_mark", None)
-            line = f" at line {where.line + 1}" if where else ""
-            raise ConfigError(f"the config is not valid YAML{line}; compare it with a saved config.yaml") from None
+            values = parse_yaml(text)
+        except ValueError as error:
+            raise ConfigError(f"the config is not valid YAML ({error}); compare it with a saved config.yaml") from None
         if values is None:
             values = {}
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
@@ -108,10 +123,9 @@ class Config(BaseModel):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigError(f"cannot read the config {str(path)!r}: {reason}") from None
+            text = read_text(path, LARGEST_FILE)
+        except OSError as error:
+            raise ConfigError(f"cannot read the config {str(path)!r}: {error.strerror or error}") from None
         return cls.from_yaml(text)
 
     def save(self, path: str | Path) -> None:
@@ -133,7 +147,7 @@ def field_docs(config: type[Config]) -> dict[str, str]:
 def _sentence(config: type[Config], error: ValidationError) -> str:
     """Turn pydantic's first complaint into one sentence that names the field and the value."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    path = [str(clean(str(part))) for part in first["loc"]]
     name = ".".join(path)
     if first["type"] == "value_error":
         message = str(first["ctx"]["error"])
@@ -141,5 +155,6 @@ def _sentence(config: type[Config], error: ValidationError) -> str:
         return f"{name}.{message}" if name and isinstance(first["ctx"]["error"], ConfigError) else message
     if first["type"] == "extra_forbidden":
         return f"{name} is not a field{did_you_mean(path[-1], list(config.model_fields))}"
-    complaint = first["msg"].removeprefix("Input should be ")
-    return f"{name} must be {complaint}, but it is {first['input']!r}"
+    complaint, value = first["msg"].removeprefix("Input should be "), first["input"]
+    shown = "a number of many digits" if isinstance(value, int) and abs(value) > 10**80 else SHORT.repr(value)
+    return f"{name} must be {complaint}, but it is {shown}"

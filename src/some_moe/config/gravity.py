@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from some_moe.config.base import Config, Count, Decay, Natural, NonNegative, Positive, Share
+from some_moe.config.base import Config, Count, Decay, Natural, NonNegative, Positive, Share, Size
 from some_moe.config.model import ModelConfig
 from some_moe.errors import ConfigError
 
@@ -59,7 +59,7 @@ class GravityConfig(Config):
     """Phoenix: a key whose u stays below this is moved onto a sampled query; 0 is off."""
     respawn_patience: Count = 100
     """For how many gravity steps in a row u must be below respawn_below."""
-    respawn_max: Count = 4
+    respawn_max: Size = 4
     """At most so many respawns a layer and step, the least used first."""
 
     balance_rate: NonNegative = 0.0
@@ -75,7 +75,7 @@ class GravityConfig(Config):
     """Share of the tokens that count, chosen by a hash of seed, step, layer, row and position."""
     frozen_layers: tuple[Natural, ...] = ()
     """Layers whose keys stay as they were made (study D2)."""
-    num_samples: Count = 32
+    num_samples: Size = 32
     """Unit queries sampled a step and layer, to seek or to respawn at."""
 
     @classmethod

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from some_moe.config.base import Config, Count, Natural, NonNegative, Positive
+from some_moe.config.base import Config, NonNegative, OptionalSize, Positive, Seed, Size
 
 MAX_VOCAB_SIZE = 1 << 16  # token ids are stored as unsigned 16-bit integers
 OF_QUERIES = ("grounding", "query_residual", "center_queries", "learn_temperature", "entropy_band", "balance_loss")
@@ -15,11 +15,11 @@ OF_QUERIES = ("grounding", "query_residual", "center_queries", "learn_temperatur
 class ModelConfig(Config):
     """What is computed: the transformer, its expert library, and how a token finds its experts."""
 
-    d_model: Count = 384
+    d_model: Size = 384
     """Width of the residual stream, of the queries and of the keys."""
-    num_layers: Count = 8
+    num_layers: Annotated[int, Field(ge=1, le=1000)] = 8
     """Number of blocks."""
-    num_heads: Count = 8
+    num_heads: Size = 8
     """Attention heads; must divide d_model."""
     vocab_size: Annotated[int, Field(ge=2)] = 8192
     """Number of token ids; at most 65,536, for ids are stored in 16 bits."""
@@ -35,14 +35,14 @@ class ModelConfig(Config):
 
     ffn: Literal["some", "dense", "frozen_dense"] = "some"
     """What stands in the place of the feed-forward layer: a SoME layer, one trained dense FFN, or a frozen one."""
-    dense_width: Natural = 0
+    dense_width: OptionalSize = 0
     """Hidden width of the dense FFN (ffn: dense or frozen_dense); 0 otherwise."""
 
-    num_experts: Count = 64
+    num_experts: Size = 64
     """Experts in each layer's library (E)."""
-    d_ffn: Count = 1024
+    d_ffn: Size = 1024
     """Hidden width of one expert (f)."""
-    top_k: Count = 4
+    top_k: Size = 4
     """Experts that run for each token."""
     init_method: Literal["default", "orthogonal", "sparse"] = "default"
     """Expert weights: uniform within ±1/√fan_in; orthogonal; or mostly zeros, rescaled to the same variance."""
@@ -50,9 +50,9 @@ class ModelConfig(Config):
     """Share of zeros in each weight matrix under init_method: sparse; the rest is scaled by 1/√(1−sparsity)."""
     trainability: Literal["frozen", "lora", "full"] = "frozen"
     """Experts stay as they were made, get a trained low-rank update, or are trained whole."""
-    lora_rank: Count = 8
+    lora_rank: Size = 8
     """Rank of the trained update on both matrices of each expert (trainability: lora)."""
-    expert_seed: Natural = 0
+    expert_seed: Seed = 0
     """The number all expert weights are computed from."""
     expert_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """How frozen expert weights are stored; auto is what the run computes in. Trained ones are always float32."""
@@ -64,7 +64,7 @@ class ModelConfig(Config):
     or no keys: experts chosen by a hash of the token id, with equal gates."""
     query: Literal["linear", "mlp"] = "mlp"
     """The query network: d→d, or d→hidden→d with GELU."""
-    query_hidden: Natural = 0
+    query_hidden: OptionalSize = 0
     """Hidden width of the mlp query network; 0 means 2·d_model."""
     score: Literal["dot", "cosine"] = "dot"
     """How a query meets a key: the dot product with the raw query, or their cosine times cosine_scale."""
@@ -87,7 +87,7 @@ class ModelConfig(Config):
     balance_loss: NonNegative = 0.0
     """Weight of the auxiliary load-balancing loss E·Σ(load share × mean probability); 0 is off."""
 
-    shared_expert: Natural = 0
+    shared_expert: OptionalSize = 0
     """Study: hidden width of a trained expert that runs for every token beside the library; 0 is none."""
     shared_down: bool = False
     """Study: frozen up-projections, one trained down-projection shared by all experts of a layer."""

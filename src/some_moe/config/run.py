@@ -45,7 +45,9 @@ class RunConfig(Config):
         return self.count_steps(num_rows)
 
     def find_problems(self) -> Iterator[str]:
-        version = self.format_version
+        name, version = self.name, self.format_version
+        if not 0 < len(name.encode()) <= 200 or name in (".", "..") or set(name) & set("/\\\n\t"):
+            yield f"name {name[:80]!r} cannot be a folder's; use 1 to 200 letters, without / and line breaks"
         if version > FORMAT_VERSION:
             yield f"format_version {version} is newer than this program's {FORMAT_VERSION}; update some-moe"
         yield from find_misfits(self.model, self.gravity)

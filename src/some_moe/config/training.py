@@ -11,6 +11,8 @@ from some_moe.config.base import Config, Count, Decay, Natural, NonNegative, Pos
 class DataConfig(Config):
     """What is read, how it is cut into rows, and which positions count."""
 
+    any_text = ("separator",)
+
     source: str = "stories"
     """`stories` (generated), a .txt, .jsonl or .parquet file or a folder of them, or hf:OWNER/NAME."""
     seq_len: Annotated[int, Field(ge=2)] = 384
@@ -48,7 +50,7 @@ class TrainConfig(Config):
 
     learning_rate: Positive = 6e-4
     """Highest learning rate."""
-    epochs: Count = 4
+    epochs: Annotated[int, Field(ge=1, le=10**6)] = 4
     """Passes over the training stories."""
     max_steps: Count | None = None
     """Stop after so many optimizer steps, even within an epoch; null is no limit."""
@@ -74,6 +76,8 @@ class TrainConfig(Config):
     """Everything random but the expert weights follows from it."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    threads: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Threads that compute on a CPU, of which the last bits depend; null is torch's choice, one a core."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16 layers with fp32 weights, or fp32 throughout; auto is bf16 on a GPU and fp32 on a CPU."""
     fast: Literal["auto", "off"] = "auto"
@@ -102,7 +106,7 @@ class TrainConfig(Config):
     """Write a text sample every so many steps too, not only after each epoch; 0 is off."""
     sample_prompt: str = ""
     """How sampled texts begin; empty begins a new story."""
-    sample_tokens: Natural = 100
+    sample_tokens: Annotated[int, Field(ge=0, le=100_000)] = 100
     """Length of a sample, in tokens; 0 writes none."""
     tensorboard: bool = False
     """Log to runs/NAME/tensorboard as well (needs the tensorboard package)."""

@@ -92,6 +92,8 @@ def choose_machine(config: TrainConfig, group: ProcessGroup = SINGLE) -> Machine
         device = take_own_gpu(device, group)  # which becomes the present one when the group meets
     elif device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # Triton launches on the present one, wherever the tensors are
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
