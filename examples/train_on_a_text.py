@@ -11,7 +11,7 @@ from pathlib import Path
 
 import some_moe
 from some_moe import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
-from some_moe.data.stories import tell_many
+from some_moe.stories.generator import tell_many
 
 
 def write_stories(path: Path, count: int) -> None:

@@ -9,8 +9,8 @@ import torch
 
 import some_moe
 from some_moe.cli import main
-from some_moe.data.stories import tell_many
 from some_moe.data.tokenizer import BOS, EOS
+from some_moe.stories.generator import tell_many
 from some_moe.training.generation import generate_tokens
 
 NUM_SAMPLES = 50

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.data import stories
 from some_moe.data.batches import encode_rows
 from some_moe.data.dataset import cache_folder, prepare
 from some_moe.data.tokenizer import BOS, EOS, Tokenizer
+from some_moe.stories import generator
 
 TEXTS = [f"There were {n} small frogs in pond {n * 7 % 50}." for n in range(120)]
 
@@ -70,10 +70,10 @@ def test_changed_words_of_the_stories_miss_the_cache(
     config = DataConfig(source="stories", seq_len=32, train_subset_size=8, val_subset_size=2)
     prepare(config, 300)
     copies = []
-    for file in stories.FILES:
+    for file in generator.FILES:
         copies.append(tmp_path / file.name)
         copies[-1].write_bytes(file.read_bytes() + (b"# more\n" if file.name == changed else b""))
-    monkeypatch.setattr(stories, "FILES", copies)
+    monkeypatch.setattr(generator, "FILES", copies)
     prepare(config, 300)
     assert len(list(cache_folder().iterdir())) == 2
 

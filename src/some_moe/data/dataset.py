@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.data import stories
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.sources import SPLITS, Corpus, load_corpus
 from some_moe.data.tokenizer import Tokenizer
+from some_moe.stories import generator
 
 CACHE_VERSION = 2
 
@@ -65,7 +65,7 @@ def prepare(config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None = N
 
 def _digest_generator(config: DataConfig) -> str:
     """A hash of what decides the generated stories: the generator's source, its words and the sizes."""
-    files = [Path(stories.__file__), *stories.FILES]
+    files = [Path(generator.__file__), *generator.FILES]
     sizes = f"{config.train_subset_size} {config.val_subset_size}".encode()
     return hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()
 

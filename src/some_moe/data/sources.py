@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.data.stories import tell_many
+from some_moe.stories.generator import tell_many
 
 GENERATED_TRAIN, GENERATED_HELD_OUT = 20_000, 500
 HELD_OUT_PERCENT = 5  # of a source without its own splits, for valid and for test each

@@ -5,7 +5,6 @@ import pytest
 
 from some_moe.config import DataConfig
 from some_moe.data.batches import encode_rows
-from some_moe.data.stories import Story, Word, tell_many
 from some_moe.data.tokenizer import BOS, Tokenizer
 from some_moe.glass.inspect.labels import (
     OTHER,
@@ -17,6 +16,7 @@ from some_moe.glass.inspect.labels import (
     label_tokens,
     match_stories,
 )
+from some_moe.stories.generator import Story, Word, tell_many
 
 DATA = DataConfig(source="stories", seq_len=2000, val_subset_size=12)
 STORIES = list(tell_many(12, seed=1))

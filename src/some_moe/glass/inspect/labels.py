@@ -13,8 +13,8 @@ import numpy as np
 
 from some_moe.config import DataConfig
 from some_moe.data.sources import GENERATED_HELD_OUT, GENERATED_TRAIN, SPLITS
-from some_moe.data.stories import PARTS, POS, ROLES, Story, tell_many
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from some_moe.stories.generator import PARTS, POS, ROLES, Story, tell_many
 
 UNLABELLED = -1
 NO_WORDS = (PAD, BOS, EOS)

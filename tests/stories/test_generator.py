@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from some_moe.data import stories
-from some_moe.data.stories import LEXICON, PARTS, PLOTS, POS, ROLES, Story, Word, tell, tell_many
+from some_moe.stories import generator
+from some_moe.stories.generator import LEXICON, PARTS, PLOTS, POS, ROLES, Story, Word, tell, tell_many
 
 TEXTS_OF_FIRST_100 = "87f71693770d1bc5256bfc69870c87204d367c436b88a35f3c0d76f3b77af039"
 TAGS_OF_FIRST_100 = "3d19e33eec841d7fde1f69b338fd532378abc7fec54e5650ca0d83230676191b"
@@ -267,7 +267,7 @@ def test_every_word_is_listed_under_one_part_of_speech() -> None:
 )
 def test_a_mistake_in_a_plan_is_refused(plan: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        stories.parse_phrase(plan)
+        generator.parse_phrase(plan)
 
 
 @pytest.mark.parametrize(
