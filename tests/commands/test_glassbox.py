@@ -220,6 +220,7 @@ def test_missing_libraries_are_named_with_the_cure(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("some_moe.glass.api.DRAWING_LIBRARIES", ("numpy", "no_such_library"))
+    monkeypatch.setattr("some_moe.glass.api.PACKAGES", {"no_such_library": "its-package"})
     said = refused(capsys, "analyze", str(run))
     assert "drawing needs no_such_library" in said
-    assert "some-moe[analysis]" in said
+    assert "pip install its-package" in said

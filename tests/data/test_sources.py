@@ -1,14 +1,19 @@
 """Every kind of source is read, split without overlap and deduplicated; bad files are named in one sentence."""
 
+import gzip
 import json
+import os
+import socket
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.data.sources import SPLITS, Corpus, load_corpus, read_documents
+from some_moe.data.readers import read_documents
+from some_moe.data.sources import SPLITS, Corpus, load_corpus
 
 WORDS = [f"Story number {n} is about a {'cat' if n % 2 else 'dog'}." for n in range(400)]
 
@@ -48,7 +53,7 @@ def test_txt_is_split_at_end_of_text_or_blank_lines_or_the_given_separator(tmp_p
 
 
 def test_jsonl_and_parquet_give_the_same_corpus(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'some-moe[data]'")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install pyarrow")
     arrow = sys.modules["pyarrow"]
     parquet.write_table(arrow.table({"text": WORDS}), tmp_path / "a.parquet")
     from_jsonl = load(write_jsonl(tmp_path / "a.jsonl", WORDS))
@@ -104,7 +109,7 @@ def test_a_handful_of_documents_still_has_three_splits(tmp_path: Path) -> None:
 
 
 def test_a_dataset_is_read_through_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets", reason="datasets is not installed: pip install 'some-moe[data]'")
+    pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     (tmp_path / "set").mkdir()
     write_jsonl(tmp_path / "set" / "train.jsonl", WORDS[:300])
@@ -131,6 +136,7 @@ def test_hub_splits_of_one_kind_are_read_together_and_stripped(monkeypatch: pyte
         "test": HubTable(text=WORDS[300:]),
     }
     fake = types.ModuleType("datasets")
+    fake.__version__ = "4.0.0"  # type: ignore[attr-defined]
     fake.load_dataset = lambda _: splits  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", fake)
     corpus = load_corpus(DataConfig(source="hf:some/thing"))
@@ -142,6 +148,7 @@ def test_hub_splits_of_one_kind_are_read_together_and_stripped(monkeypatch: pyte
 
 def test_a_hub_that_cannot_be_reached_is_named_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = types.ModuleType("datasets")
+    fake.__version__ = "4.0.0"  # type: ignore[attr-defined]
 
     def fail(name: str) -> None:
         raise ConnectionError(f"no route to {name}\nand more")
@@ -155,7 +162,7 @@ def test_a_hub_that_cannot_be_reached_is_named_in_one_sentence(monkeypatch: pyte
 
 def test_without_datasets_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"pip install 'some-moe\[data\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'datasets>=4'"):
         load_corpus(DataConfig(source="hf:some/thing"))
 
 
@@ -171,7 +178,19 @@ def test_without_datasets_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ("a.jsonl", b'{"text": 5}\n', "has no text"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "a \\ud800 b"}\n', r"line 2, has half a character, '\ud800'"),
         ("a.jsonl", b"[1]\n", "is no object"),
-        ("a.csv", b"text\nx\n", "ends in '.csv'; supported are .txt, .jsonl, .parquet"),
+        ("a.jsonl", b'{"text": ' + b"9" * 5000 + b"}", "line 1, has numbers or nesting beyond all measure"),
+        ("a.jsonl", b"[" * 100_000, "line 1, has numbers or nesting beyond all measure"),
+        ("a.json", b'[{"text": "a"},\n{"text": oops}]', "is not JSON (its line 2); mend it"),
+        ("a.json", b'[{"text": "a"}, {"story": "b"}]', "record 2, has no text: it has the fields ['story']"),
+        ("a.json", b"[" * 100_000, "has numbers or nesting beyond all measure; mend it"),
+        ("a.json", b'[{"messages": [{"role": "user"}]}]', "holds a list of messages, 'messages', not a text"),
+        ("a.jsonl", b'{"text": [1]}', "holds a list of messages, 'text', not a text"),
+        ("a.jsonl", json.dumps({f"f{n}": n for n in range(30)}).encode(), "and 20 more"),
+        ("a.txt.gz", b"not packed", "is no whole gzip file"),
+        ("a.txt.gz", gzip.compress(b"a story")[:-4], "is no whole gzip file"),
+        ("a.txt.gz", gzip.compress(b"\xff\xfe"), "holds no UTF-8 text (byte 0)"),
+        ("a.tar.gz", b"", "ends in '.tar.gz'"),
+        ("a.csv", b"text\nx\n", "ends in '.csv'; supported are .txt, .md, .json, .jsonl, .parquet"),
     ],
 )
 def test_bad_files_are_named_in_one_sentence(tmp_path: Path, name: str, content: bytes, words: str) -> None:
@@ -182,10 +201,171 @@ def test_bad_files_are_named_in_one_sentence(tmp_path: Path, name: str, content:
     assert "\n" not in str(error.value)
 
 
+def test_every_kind_of_file_gives_the_same_documents(tmp_path: Path) -> None:
+    text, lines = "\n\n".join(WORDS).encode(), b"\n".join(json.dumps({"body": word}).encode() for word in WORDS)
+    files = {
+        "a.TXT": text,
+        "b.md": text,
+        "c.txt.gz": gzip.compress(text),
+        "d.json": json.dumps([{"body": word} for word in WORDS], indent=1).encode(),
+        "e.json": json.dumps(WORDS).encode(),
+        "f.json": lines,
+        "g.JSONL.GZ": gzip.compress(lines[:100]) + gzip.compress(lines[100:]),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        assert read_documents(tmp_path / name, DataConfig(text_field="body")) == WORDS, name
+
+
+def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("some_moe.data.readers.UNPACKED_FREE", 1 << 16)
+    monkeypatch.setattr("some_moe.data.readers.PIECE", 1 << 12)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(bytes(1 << 22)))
+    with pytest.raises(ConfigError, match=r"a.txt.gz' gives more than the \d+,\d+ bytes that it may"):
+        load(tmp_path / "a.txt.gz")
+
+
+def test_parquet_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    broken = arrow.array([b"good", b"\xff\xfe"]).view(arrow.string())
+    parquet.write_table(arrow.table({"text": broken}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"has text that is not UTF-8, from row 0 on; mend it"):
+        load(tmp_path / "a.parquet")
+
+
+def test_a_folder_is_read_with_its_subfolders_whose_names_may_tell_the_splits(tmp_path: Path) -> None:
+    for place, texts in {"train": WORDS[:300], "valid/deep": WORDS[300:350], "other/test": WORDS[350:]}.items():
+        (tmp_path / place).mkdir(parents=True)
+        write_jsonl(tmp_path / place / "0.jsonl", texts)
+    (tmp_path / ".hidden").mkdir()
+    write_jsonl(tmp_path / ".hidden" / "train.jsonl", ["never read"])
+    (tmp_path / "train" / ".0.txt").write_text("never read")
+    (tmp_path / "train" / "notes.rst").write_text("never read")
+    write_jsonl(tmp_path / "elsewhere", ["A linked story."])
+    (tmp_path / "train" / "1.jsonl").symlink_to(tmp_path / "elsewhere")
+    corpus = load(tmp_path)
+    assert corpus.train == [*WORDS[:300], "A linked story."]
+    assert (corpus.valid, corpus.test) == (WORDS[300:350], WORDS[350:])
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def make_link_to_folder(path: Path) -> None:
+    (path.parent / "a folder").mkdir()
+    path.symlink_to("a folder")
+
+
+def make_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+ODD_THINGS = {
+    make_pipe: "is a pipe, not a file",
+    make_loop: "Too many levels of symbolic links",
+    make_socket: "is a socket, not a file",
+    make_link_to_folder: "is a link to a folder",
+    make_link_to_nothing: "No such file or directory",
+}
+
+
+@pytest.mark.parametrize("make", ODD_THINGS, ids=lambda make: make.__name__)
+def test_an_odd_thing_in_a_folder_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+    Path("texts").mkdir()
+    write_jsonl(Path("texts/a.jsonl"), WORDS)
+    make(Path("texts/odd.txt"))
+    with pytest.raises(ConfigError, match=r"odd\.txt") as error:
+        load(Path("texts"))
+    assert ODD_THINGS[make] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("", "is '', which names nothing"),
+        (" ", "is ' ', which names nothing"),
+        ("https://example.org/a.txt", "'https://example.org/a.txt' is an address"),
+        ("/dev/null", "'/dev/null' is a device, not a file"),
+        ("a" * 300 + ".txt", "File name too long"),
+        ("\udcff.txt", "which is no printable sign"),
+        ("a\0b.txt", "which is no printable sign"),
+        ("/dev/null/a.txt", "Not a directory"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(source: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_corpus(DataConfig(source=source))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_may_not_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("a story")
+    refusal = PermissionError(13, "Permission denied", str(tmp_path / "a.txt"))
+    monkeypatch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(refusal))
+    with pytest.raises(ConfigError, match=r"a.txt' cannot be used \(Permission denied\); ask its owner"):
+        load(tmp_path / "a.txt")
+
+
+def test_a_folder_with_nothing_to_train_on_says_what_is_missing(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "valid.jsonl", WORDS)
+    with pytest.raises(ConfigError, match="has text for valid alone; put a file to train on beside it, with train in"):
+        load(tmp_path)
+
+
+def test_the_documents_that_a_subset_leaves_out_are_counted(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", WORDS)
+    assert load(path).unused == 0
+    assert load(path, train_subset_size=10).unused == len(load(path).train) - 10
+
+
+def test_more_generated_stories_than_can_be_made_are_refused_with_what_they_would_need() -> None:
+    with pytest.raises(ConfigError, match=r"train_subset_size 1000000000000000000 generated stories would need .* GB"):
+        DataConfig(train_subset_size=10**18)
+    assert DataConfig(source="own.txt", train_subset_size=10**18)
+
+
+@pytest.mark.parametrize(("field", "value"), [("prefetch", 10**12), ("workers", 10**6), ("seq_len", 10**9)])
+def test_sizes_beyond_all_measure_are_refused(field: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{field} must be less than or equal to"):
+        DataConfig(**{field: value})
+
+
+def test_an_old_datasets_library_could_run_code_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.ModuleType("datasets")
+    fake.__version__ = "2.19.1"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    with pytest.raises(ConfigError, match=r"hf:some/thing needs a newer datasets library than 2\.19\.1"):
+        load_corpus(DataConfig(source="hf:some/thing"))
+
+
+def test_offline_the_hub_is_never_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it went online"))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("it went online"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"^hf:some/thing could not be loaded \(.*\); train or evaluate on it first"):
+        load_corpus(DataConfig(source="hf:some/thing"), offline=True)
+
+
 def test_a_missing_source_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere.txt' does not exist"):
         load(tmp_path / "nowhere.txt")
-    with pytest.raises(ConfigError, match=r"has no \.txt, \.jsonl, \.parquet file"):
+    with pytest.raises(ConfigError, match=r"has no \.txt, \.md, \.json, \.jsonl, \.parquet file"):
         load(tmp_path)
 
 

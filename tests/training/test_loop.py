@@ -355,7 +355,7 @@ def test_top_k_warmup_is_logged_and_deterministic_mode_trains(tmp_path: Path) ->
 
 
 def test_tensorboard_gets_the_figures_where_asked(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'some-moe[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run(tmp_path / "run", **{"train.tensorboard": True})

@@ -7,6 +7,8 @@ from pydantic import Field
 
 from some_moe.config.base import Config, Count, Decay, Natural, NonNegative, Positive, Seed, Share
 
+MOST_STORIES = 5_000_000  # that are generated for a run: each takes about a kilobyte and a millisecond
+
 
 class DataConfig(Config):
     """What is read, how it is cut into rows, and which positions count."""
@@ -14,8 +16,10 @@ class DataConfig(Config):
     any_text = ("separator",)
 
     source: str = "stories"
-    """`stories` (generated), a .txt, .jsonl or .parquet file or a folder of them, or hf:OWNER/NAME."""
-    seq_len: Annotated[int, Field(ge=2)] = 384
+    """`stories` (generated), a .txt, .md, .json, .jsonl or .parquet file or a folder of them, or hf:OWNER/NAME."""
+    text_field: Annotated[str, Field(min_length=1)] = "text"
+    """The field or column that holds the text, in .json, .jsonl, .parquet and hf: sources."""
+    seq_len: Annotated[int, Field(ge=2, le=1 << 20)] = 384
     """Longest row, in tokens; a longer story is cut."""
     separator: str = ""
     """What ends a document in a .txt file; empty means <|endoftext|> where it occurs, else a blank line."""
@@ -29,9 +33,9 @@ class DataConfig(Config):
     """Use at most so many training stories; null is all."""
     val_subset_size: Count | None = None
     """Use at most so many validation stories, and as many test stories; null is all."""
-    workers: Count = 1
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads that lay batches out."""
-    prefetch: Natural = 4
+    prefetch: Annotated[int, Field(ge=0, le=1000)] = 4
     """Batches laid out ahead of the one in use."""
     loss_on: Literal["text", "all_positions"] = "text"
     """What the training loss averages over: real tokens, or padding too (the reports' v2–v4; needs padded rows)."""
@@ -39,6 +43,11 @@ class DataConfig(Config):
     """Padding positions count in usage, gini, entropy and gravity (the reports' v2–v4; needs padded rows)."""
 
     def find_problems(self) -> Iterator[str]:
+        sizes = {"train_subset_size": self.train_subset_size or 0, "val_subset_size": self.val_subset_size or 0}
+        for name, size in sizes.items():
+            if self.source == "stories" and size > MOST_STORIES:
+                need = f"{size / 1e6:,.0f} GB of memory and {size / 3.6e6:,.0f} hours"
+                yield f"{name} {size} generated stories would need {need}; ask for {MOST_STORIES:,} at most"
         padded = {"loss_on: all_positions": self.loss_on != "text", "count_padding": self.count_padding}
         for name, wanted in padded.items():
             if wanted and self.batching != "padded":

@@ -4,20 +4,26 @@ Every source ends as three lists of documents that share none: choose by valid, 
 """
 
 import hashlib
-import json
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError, DataConfig
+from some_moe.data.readers import READERS, kind_of, read_documents, refuse_absent, strip, text_of
+from some_moe.errors import in_a_sentence
+from some_moe.progress import Say, announce, say_nothing
+from some_moe.reading import clean, refuse_irregular, refuse_unprintable
 from some_moe.stories.generator import tell_many
 
 GENERATED_TRAIN, GENERATED_HELD_OUT = 20_000, 500
 HELD_OUT_PERCENT = 5  # of a source without its own splits, for valid and for test each
-END_OF_TEXT = "<|endoftext|>"
 SPLITS = ("train", "valid", "test")
+SOURCES = "give 'stories', a file, a folder, or hf:OWNER/NAME"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,7 @@ class Corpus:
     valid: list[str]
     test: list[str]
     duplicates: int = 0  # documents left out because they stood there already
+    unused: int = 0  # training documents that data.train_subset_size leaves out
 
     def digest(self) -> str:
         """A hash of every document, its place and its split."""
@@ -39,151 +46,130 @@ class Corpus:
         return total.hexdigest()
 
 
-def load_corpus(config: DataConfig) -> Corpus:
+@in_a_sentence()
+def load_corpus(config: DataConfig, say: Say = say_nothing, *, offline: bool = False) -> Corpus:
     """Read the source that the config names, split it, leave out repeats, and cut it to the subset sizes."""
     source = config.source
     if source == "stories":
         held_out = config.val_subset_size or GENERATED_HELD_OUT
         sizes = (config.train_subset_size or GENERATED_TRAIN, held_out, held_out)
-        # Books 1 and 2 are for valid and test, so that asking for more training stories never reaches them.
-        books = ([story.text for story in tell_many(size, seed=book)] for book, size in enumerate(sizes))
-        return _deduplicate(dict(zip(SPLITS, books, strict=True)), config)
-    splits = _read_hub(source.removeprefix("hf:")) if source.startswith("hf:") else read_path(Path(source), config)
+        with announce(say, f"telling {sum(sizes):,} stories …"):
+            # Books 1 and 2 are for valid and test, so that asking for more training stories never reaches them.
+            books = ([story.text for story in tell_many(size, seed=book)] for book, size in enumerate(sizes))
+            return _deduplicate(dict(zip(SPLITS, books, strict=True)), config)
+    if source.startswith("hf:"):
+        with announce(say, f"reading {source} …"):
+            splits = _read_hub(source.removeprefix("hf:"), config.text_field, offline=offline)
+    else:
+        splits = read_path(source, config, say)
+    if not splits.get("train") and not splits.get("all"):
+        raise ConfigError(
+            f"data.source {source!r} has text for {' and '.join(splits) or 'nothing'} alone; put a file to train on "
+            "beside it, with train in its name, or give the file itself"
+        )
     return _deduplicate(_complete_splits(splits), config)
 
 
 # --- reading ----------------------------------------------------------------------------------------------
 
 
-def read_path(path: Path, config: DataConfig) -> dict[str, list[str]]:
+@in_a_sentence()
+def read_path(source: str | Path, config: DataConfig, say: Say = say_nothing) -> dict[str, list[str]]:
     """Read a file, or a folder whose file names may tell the splits. {"all": …} where nothing tells them."""
-    if not path.exists():
-        raise ConfigError(
-            f"data.source {str(path)!r} does not exist; give 'stories', a file, a folder, or hf:OWNER/NAME"
-        )
-    if path.is_file():
-        return {"all": read_documents(path, config)}
-    files = sorted(file for file in path.iterdir() if file.suffix in READERS)
-    if not files:
-        raise ConfigError(f"data.source {str(path)!r} has no {', '.join(READERS)} file; put the texts there")
+    text = str(source)
+    refuse_unprintable(text, "data.source")
+    if not text.strip():
+        raise ConfigError(f"data.source is {text!r}, which names nothing; {SOURCES}")
+    if "://" in text:
+        raise ConfigError(f"data.source {text!r} is an address, and none is fetched; download it, and give the file")
+    path = Path(source)
+    try:
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        raise ConfigError(f"data.source {text!r} does not exist; {SOURCES}") from None
     splits: dict[str, list[str]] = {}
+    files = find_files(path) if is_folder else [path]
+    if not files:
+        raise ConfigError(f"data.source {text!r} has no {', '.join(READERS)} file; put the texts there")
     for file in files:
-        splits.setdefault(_split_of(file.stem), []).extend(read_documents(file, config))
+        with announce(say, f"reading {file} …"):
+            split = split_of(file.relative_to(path)) if is_folder else "all"
+            splits.setdefault(split, []).extend(read_documents(file, config))
     return splits
 
 
-def _split_of(stem: str) -> str:
-    """The split that a file's name tells, such as stories_valid or train-00001; else "all"."""
-    words = set(re.split(r"[^a-z]+", stem.lower()))
-    if words & {"valid", "val", "validation", "dev"}:
-        return "valid"
-    return "test" if "test" in words else "train" if "train" in words else "all"
+def find_files(folder: Path) -> list[Path]:
+    """The files of a folder and its subfolders that can be read, in order; hidden ones are left out."""
+    found, pending = [], [folder]
+    while pending:
+        for entry in list(os.scandir(pending.pop())):
+            path = Path(entry.path)
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(path)
+            elif entry.is_symlink() and path.is_dir():
+                raise ConfigError(f"{str(path)!r} is a link to a folder; put a copy there, or leave it out")
+            elif kind_of(path) in READERS:
+                refuse_irregular(path)  # before anything is read
+                found.append(path)
+    return sorted(found)
 
 
-def read_documents(path: Path, config: DataConfig) -> list[str]:
-    """Read one file's documents, stripped of outer white space; empty ones are left out."""
-    reader = READERS.get(path.suffix)
-    if reader is None:
-        raise ConfigError(f"data.source {str(path)!r} ends in {path.suffix!r}; supported are {', '.join(READERS)}")
-    documents = _strip(reader(path, config))
-    if not documents:
-        raise ConfigError(f"data.source {str(path)!r} holds no text; give a file with at least one document")
-    return documents
+def split_of(name: Path) -> str:
+    """The split that a file's name tells, or its folder's, such as stories_valid or train/00001; else "all"."""
+    for part in reversed(name.parts):
+        words = set(re.split(r"[^a-z]+", part.lower()))
+        if words & {"valid", "val", "validation", "dev"}:
+            return "valid"
+        for split in ("test", "train"):
+            if split in words:
+                return split
+    return "all"
 
 
-def _strip(documents: Iterable[str]) -> list[str]:
-    return [text for text in (document.strip() for document in documents) if text]
-
-
-def _read_text(path: Path) -> str:
+def _read_hub(name: str, field: str, *, offline: bool) -> dict[str, list[str]]:
+    """Read a dataset of the Hugging Face hub, e.g. roneneldan/TinyStories; offline: only where it was read before."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # some editors begin a file with a mark
-    except UnicodeDecodeError as error:
+        import datasets
+    except ImportError:
+        raise ConfigError(f"hf:{name} needs the datasets library; run pip install 'datasets>=4'") from None
+    if int(datasets.__version__.split(".")[0]) < 4:  # those before may run a dataset's own code
         raise ConfigError(
-            f"data.source {str(path)!r} is not UTF-8 text (byte {error.start}); convert it or give another file"
-        ) from None
-    if "\0" in text:
-        raise ConfigError(f"data.source {str(path)!r} is binary, not text; give a text file")
-    return text
-
-
-def _read_txt(path: Path, config: DataConfig) -> Iterator[str]:
-    """Documents end at data.separator; by default at <|endoftext|> where that occurs, else at blank lines."""
-    text = _read_text(path)
-    if config.separator:
-        yield from text.split(config.separator.replace("\\n", "\n").replace("\\t", "\t"))  # as a shell leaves them
-    elif END_OF_TEXT in text:
-        yield from text.split(END_OF_TEXT)
-    else:
-        yield from re.split(r"\n\s*\n", text)
-
-
-def _read_jsonl(path: Path, config: DataConfig) -> Iterator[str]:  # noqa: ARG001
-    for number, line in enumerate(_read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            raise ConfigError(f"{str(path)!r}, line {number}, is not JSON; mend or remove that line") from None
-        yield _text_of(record, f"{str(path)!r}, line {number},")
-
-
-def _text_of(record: Any, where: str) -> str:
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        fields = f"has the fields {sorted(record)}" if isinstance(record, dict) else "is no object"
-        raise ConfigError(f"{where} has no text: it {fields}; each record needs a 'text' field with a string")
+            f"hf:{name} needs a newer datasets library than {datasets.__version__}: pip install 'datasets>=4'"
+        )
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = ascii(text[error.start])
-        raise ConfigError(f"{where} has half a character, {half}, in its text; mend or remove that record") from None
-    return text
-
-
-def _read_parquet(path: Path, config: DataConfig) -> Iterator[str]:  # noqa: ARG001
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise ConfigError("reading .parquet needs pyarrow: pip install 'some-moe[data]'") from None
-    try:
-        table = parquet.read_table(path)
-    except Exception as error:
-        raise ConfigError(f"{str(path)!r} is not a parquet file ({type(error).__name__}); give another file") from None
-    if "text" not in table.column_names:
-        raise ConfigError(f"{str(path)!r} has the columns {table.column_names}; it needs a 'text' column")
-    for row, text in enumerate(table.column("text").to_pylist()):
-        yield _text_of({"text": text}, f"{str(path)!r}, row {row},")
-
-
-READERS: dict[str, Callable[[Path, DataConfig], Iterable[str]]] = {
-    ".txt": _read_txt,
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-}
-
-
-def _read_hub(name: str) -> dict[str, list[str]]:
-    """Read a dataset of the Hugging Face hub, e.g. roneneldan/TinyStories."""
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ConfigError(f"hf:{name} needs the datasets library: pip install 'some-moe[data]'") from None
-    try:
-        found = load_dataset(name)
+        with _without_network() if offline else nullcontext():
+            found = datasets.load_dataset(name)
     except Exception as error:
         # The library raises many kinds: not found, no network, no permission. All mean: not this source, not now.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"hf:{name} could not be loaded ({reason}); check the name and the network") from None
+        reason = clean(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        cure = "train or evaluate on it first" if offline else "check the name and the network"
+        raise ConfigError(f"hf:{name} could not be loaded ({reason}); {cure}") from None
     splits: dict[str, list[str]] = {}
     for split, rows in found.items():
         where = f"hf:{name}, {split}"
-        if "text" not in rows.column_names:
-            raise ConfigError(f"{where}, has the columns {rows.column_names}; it needs a 'text' column")
-        texts = (_text_of({"text": text}, f"{where}, row {row},") for row, text in enumerate(rows["text"]))
-        splits.setdefault(_split_of(split), []).extend(_strip(texts))
+        refuse_absent(field, rows.column_names, f"{where},")
+        texts = (text_of({field: text}, f"{where}, row {row},", field) for row, text in enumerate(rows[field]))
+        splits.setdefault(split_of(Path(split)), []).extend(strip(texts))
     return splits
+
+
+@contextmanager
+def _without_network() -> Iterator[None]:
+    """Let the datasets library find what it has on disk, and ask nobody."""
+    import datasets
+    import huggingface_hub
+
+    places: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
 # --- splitting --------------------------------------------------------------------------------------------
@@ -225,5 +211,7 @@ def _deduplicate(splits: dict[str, list[str]], config: DataConfig) -> Corpus:
             if digest not in seen:
                 seen.add(digest)
                 kept[split].append(document)
+    duplicates, found = sum(map(len, splits.values())) - len(seen), len(kept["train"])
+    for split in SPLITS:
         kept[split] = kept[split][: config.train_subset_size if split == "train" else config.val_subset_size]
-    return Corpus(**kept, duplicates=sum(map(len, splits.values())) - len(seen))
+    return Corpus(**kept, duplicates=duplicates, unused=found - len(kept["train"]))

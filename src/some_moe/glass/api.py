@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and b
     AnyRun = str | Path | Run
 
 DRAWING_LIBRARIES = ("matplotlib", "sklearn", "umap")
+PACKAGES = {"sklearn": "scikit-learn", "umap": "umap-learn"}  # what others are called where they are installed from
 Say = Callable[[str], None]
 
 
@@ -50,8 +51,9 @@ def _find_place(run: "AnyRun") -> Path:
 def _refuse_absent(libraries: Sequence[str], task: str, cure: str = "") -> None:
     absent = [name for name in libraries if find_spec(name) is None]
     if absent:
+        packages = [PACKAGES.get(name, name) for name in absent]
         raise ConfigError(
-            f"{task} needs {', '.join(absent)}, which is not installed; run pip install 'some-moe[analysis]'{cure}"
+            f"{task} needs {', '.join(absent)}, which is not installed; run pip install {' '.join(packages)}{cure}"
         )
 
 

@@ -13,9 +13,7 @@ class Board:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ConfigError(
-                "train.tensorboard needs the tensorboard package: pip install 'some-moe[tensorboard]'"
-            ) from None
+            raise ConfigError("train.tensorboard needs the tensorboard package; run pip install tensorboard") from None
         # The writer is made at the first record: a run that is refused leaves nothing behind.
         self.path, self.make_writer, self.writer = path, cast(Any, SummaryWriter), cast(Any, None)
 

@@ -90,7 +90,7 @@ class Run:
         if data is None:
             rows = getattr(own, split)
         else:
-            texts = [text for part in read_path(Path(data), config.data).values() for text in part]
+            texts = [text for part in read_path(data, config.data).values() for text in part]
             rows = encode_rows(texts, tokenizer, config.data.seq_len)
         model = machine.adopt(model)
         found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
