@@ -15,7 +15,7 @@ import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.registry.presets import find_preset
 from some_moe.sinks.display import Display
-from tests.shared.typed import listing
+from tests.shared.typed import edit_config, listing
 
 pytestmark = pytest.mark.usefixtures("own_place")
 SMALL = {"data.train_subset_size": 24, "data.val_subset_size": 4, "train.epochs": 1, "train.sample_tokens": 0}
@@ -163,3 +163,21 @@ def test_a_run_that_has_not_finished_shows_itself_too(trained: Path, tmp_path: P
     run = some_moe.load(tmp_path / "copy")
     assert run.result is None
     assert repr(run).startswith("smoke: training or killed\n")
+
+
+def test_text_that_a_run_was_not_trained_on_is_not_read_for_it(trained: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("".join(f"Word {n} is a secret.\n\n" for n in range(40)))
+    copy = edit_config(trained, tmp_path / "stranger", {"data.source": str(secret)})
+    run = some_moe.load(copy)
+    for read in (run.read_data, run.evaluate, lambda: run.evaluate(data=secret, trigram=True)):
+        with pytest.raises(ConfigError, match=r"data.source '.*secret.txt' is not what '.*stranger' was trained on"):
+            read()
+    assert run.evaluate(data=secret)["num_tokens"] > 0
+
+
+def test_a_run_reads_its_own_text_in_rows_of_any_length(trained: Path) -> None:
+    run = some_moe.load(trained)
+    whole, short = run.read_data(), run.read_data(16)
+    assert len(whole.train) == len(short.train)
+    assert short.train.lengths.max() == 16 < whole.train.lengths.max()

@@ -15,7 +15,6 @@ import numpy as np
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Rows
-from some_moe.data.dataset import prepare
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from some_moe.lab.jobs import hide_place
 from some_moe.model.transformer import SomeLM
@@ -35,7 +34,7 @@ def score_run(
     config, data, model = run.config, run.config.data, run.model
     machine = choose_machine(config.train.override({"device": device}))
     longest = max(data.seq_len, *lengths)
-    dataset = prepare(data.override({"seq_len": longest}), config.model.vocab_size, run.tokenizer)
+    dataset = run.read_data(longest)
     scored = getattr(dataset, split)
     scores = score_lengths(machine.adopt(model), dataset.train, scored, lengths, config, run.tokenizer)
     return {

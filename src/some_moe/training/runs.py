@@ -6,11 +6,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from some_moe.config import RunConfig
+from some_moe.config import ConfigError, RunConfig
 from some_moe.layout import format_number
-from some_moe.training.run_folder import RunFolder, read_log
+from some_moe.training.run_folder import RunFolder, read_log, read_state_file
 
 if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
+    from some_moe.data.dataset import Dataset
     from some_moe.data.tokenizer import Tokenizer
     from some_moe.model.transformer import SomeLM
 
@@ -64,6 +65,24 @@ class Run:
         load_model(self.checkpoint, model)
         return model.eval()
 
+    def read_data(self, seq_len: int | None = None) -> "Dataset":
+        """The text that the run was trained on; seq_len: in rows of another length.
+
+        A config.yaml may come from a stranger and name any file of the reader's: what the run did not know is refused.
+        """
+        from some_moe.data.dataset import prepare
+
+        data, vocab_size, known = self.config.data, self.config.model.vocab_size, read_state_file(self.checkpoint)
+        found = prepare(data, vocab_size, self.tokenizer)
+        if found.digest != known.get("data_digest"):
+            raise ConfigError(
+                f"data.source {data.source!r} is not what {str(self.path)!r} was trained on: another text, or one "
+                "that was changed; restore it, or give the text with --data"
+            )
+        if seq_len in (None, data.seq_len):
+            return found
+        return prepare(data.override({"seq_len": seq_len}), vocab_size, self.tokenizer)
+
     def evaluate(
         self,
         split: str = "test",
@@ -79,14 +98,13 @@ class Run:
         split too. device: where the model is brought to be scored, and stays.
         """
         from some_moe.data.batches import encode_rows
-        from some_moe.data.dataset import prepare
         from some_moe.data.sources import read_path
         from some_moe.training.evaluate import evaluate
         from some_moe.training.machine import choose_machine
 
         config, tokenizer, model = self.config, self.tokenizer, self.model
         machine = choose_machine(config.train.override({"device": device}))
-        own = prepare(config.data, config.model.vocab_size, tokenizer) if data is None or trigram else None
+        own = self.read_data() if data is None or trigram else None
         if data is None:
             rows = getattr(own, split)
         else:
