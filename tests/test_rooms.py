@@ -10,6 +10,7 @@ import some_moe
 ROOT = Path(some_moe.__file__).parent
 LEAVES = {
     "config", "errors", "files", "hashing", "layout", "memory", "precision", "processes", "progress", "reading",
+    "records",
 }  # fmt: skip
 CORE = {"config", "data", "experts", "model", "metrics", "training"}
 # Which rooms a room may import. `fast` stands nowhere: two places bring it in, see BRINGS_FAST.
@@ -17,6 +18,7 @@ ALLOWED = {
     "errors": set(),
     "files": {"errors"},
     "reading": {"errors", "files"},
+    "records": {"errors", "files", "reading"},
     "processes": {"errors"},
     "progress": set(),
     "hashing": set(),
@@ -75,7 +77,7 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         assert target == room or target in ALLOWED[room], f"{room} must not import {name}"
 
 
-LIGHT = {"config", "errors", "files", "reading", "processes", "progress"}
+LIGHT = {"config", "errors", "files", "reading", "records", "processes", "progress"}
 LISTING = [p for p in FILES if room_of(p) in LIGHT or p.is_relative_to(ROOT / "lab" / "registry")]
 
 
@@ -92,7 +94,7 @@ BUDGETS = {
     "experts": 660,
     "model": 1_640,
     "metrics": 290,
-    "training": 1_760,
+    "training": 1_900,
     "parallel": 300,
     "sinks": 110,
     "fast": 4_400,
@@ -109,7 +111,8 @@ BUDGETS = {
     "memory": 120,
     "processes": 60,
     "progress": 50,
-    "reading": 140,
+    "reading": 160,
+    "records": 250,
     "precision": 30,
     "__init__": 60,
     "__main__": 20,

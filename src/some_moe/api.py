@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from some_moe.config import ConfigError, RunConfig
+from some_moe.errors import in_a_sentence
 from some_moe.lab.jobs import list_differences
 from some_moe.lab.registry.presets import find_preset
 from some_moe.memory import refuse_too_large
@@ -14,6 +15,7 @@ from some_moe.training.run_folder import ReadOnlyFolder, RunFolder, find_checkpo
 from some_moe.training.runs import Run
 
 
+@in_a_sentence()
 def train(
     config: RunConfig | str | Path | None = None,
     *,

@@ -13,6 +13,7 @@ from typing import Any
 from some_moe.errors import ConfigError
 
 LARGEST_TEXT = 1 << 28  # bytes of a file that is read into memory whole
+LARGEST_TENSORS = 1 << 40
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 RESTORE = "restore it, or give another"
 # Control characters could rule the terminal that they are printed on; halves of characters cannot be printed at all.
@@ -29,12 +30,17 @@ def refuse_irregular(path: str | Path) -> None:
 
 def read_bytes(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
     """A file's bytes."""
+    refuse_unreadable(path, largest)
+    return Path(path).read_bytes()
+
+
+def refuse_unreadable(path: str | Path, largest: int) -> None:
+    """Refuse what is no regular file, what has too many bytes, and a path that cannot be printed."""
     refuse_unprintable(str(path), "the path")
     refuse_irregular(path)
     size = os.stat(path).st_size
     if size > largest:
         raise ConfigError(f"{str(path)!r} has {size:,} bytes, more than the {largest:,} that are read; {RESTORE}")
-    return Path(path).read_bytes()
 
 
 def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
@@ -81,12 +87,13 @@ def read_object(path: str | Path, cure: str = RESTORE) -> dict[str, Any]:
     return found
 
 
-def read_tensors(path: str | Path, framework: str = "numpy") -> tuple[dict[str, Any], dict[str, str]]:
+def read_tensors(
+    path: str | Path, framework: str = "numpy", largest: int = LARGEST_TENSORS
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors of a safetensors file (`framework`: numpy or pt), by name, and its metadata."""
     from safetensors import safe_open
 
-    refuse_unprintable(str(path), "the path")
-    refuse_irregular(path)
+    refuse_unreadable(path, largest)
     try:
         with safe_open(path, framework=framework) as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118

@@ -144,7 +144,7 @@ def test_lines_that_tell_no_step_and_logs_that_are_not_there_are_left_out(tmp_pa
 
 def test_a_damaged_result_is_refused_with_its_cure(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"result.json' is damaged; restore it, or remove it and resume the run"):
+    with pytest.raises(ConfigError, match=r"result.json' is damaged: .*; restore it, or remove it and resume the run"):
         RunFolder(tmp_path).read_result()
 
 

@@ -13,6 +13,7 @@ import torch
 
 import some_moe
 from some_moe.config import ConfigError, RunConfig
+from some_moe.errors import FailureError
 from some_moe.lab.registry.presets import find_preset
 from some_moe.sinks.display import Display
 from tests.shared.typed import edit_config, listing
@@ -121,7 +122,8 @@ def test_a_checkpoint_that_training_removed_meanwhile_is_chosen_anew(trained: Pa
     shutil.copytree(trained, tmp_path / "copy")
     run = some_moe.load(tmp_path / "copy")
     assert run.step == 3
-    (checkpoints / "step-3").rename(checkpoints / "step-4")
+    state = (checkpoints / "step-3").rename(checkpoints / "step-4") / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"step": 4}))
     assert run.model is run.model
     assert run.step == 4
 
@@ -181,3 +183,18 @@ def test_a_run_reads_its_own_text_in_rows_of_any_length(trained: Path) -> None:
     whole, short = run.read_data(), run.read_data(16)
     assert len(whole.train) == len(short.train)
     assert short.train.lengths.max() == 16 < whole.train.lengths.max()
+
+
+def test_what_the_machine_refuses_is_an_error_of_ours(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*arguments: Any, **options: Any) -> Any:  # noqa: ARG001
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: not enough memory")
+
+    with pytest.raises(ConfigError, match="cannot be used"):
+        some_moe.load("x" * 300)
+    run = some_moe.load(trained)
+    model = run.model
+    monkeypatch.setattr(type(model), "forward", run_out)
+    pieces = run.generate("Once")
+    for use in (lambda: next(pieces), run.evaluate, lambda: some_moe.train(small(), out="mine", display=False)):
+        with pytest.raises(FailureError, match="memory ran out"):
+            use()

@@ -13,16 +13,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from some_moe.config import FORMAT_VERSION, ConfigError
-from some_moe.files import sync, write_beside, write_whole
+from some_moe.files import inside, sync, write_beside, write_whole
 from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
+from some_moe.reading import clean, read_tensors, refuse_irregular
 from some_moe.training.run_folder import CURE, list_checkpoints, read_state_file
 
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
+MEMORY = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of each parameter
+HEADER_BYTES = 1 << 24  # room for the names in a safetensors file
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -93,45 +96,65 @@ def read_state(place: Path) -> dict[str, Any]:
     """Read a checkpoint's state.json and verify the files that it vouches for."""
     state = read_state_file(place)
     for name in TENSOR_FILES:
-        path = place / name
-        if not path.is_file():
+        path = inside(place, name)
+        if not path.exists():
             raise ConfigError(f"{str(place)!r} is not a whole checkpoint: {name} is missing; {CURE}")
+        refuse_irregular(path)
         if _hash_file(path) != state["hashes"].get(name):
             raise ConfigError(f"{str(path)!r} is truncated or was changed since it was written; {CURE}")
     return state
 
 
+def read_fitting(place: Path, name: str, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's file, which must have the names, shapes and types of `wanted`, and be numbers."""
+    largest = HEADER_BYTES + sum(tensor.nbytes for tensor in wanted.values())
+    saved, _ = read_tensors(place / name, "pt", largest)
+    for one in wanted | saved:
+        there, here = (_describe(tensors.get(one)) for tensors in (saved, wanted))
+        if there != here:
+            raise ConfigError(
+                f"{str(place)!r} does not fit this config: of {clean(one)} it has {there}, the config {here}; use the "
+                "config that was saved with it"
+            )
+        if saved[one].is_floating_point() and not bool(saved[one].isfinite().all()):
+            raise ConfigError(f"{str(place / name)!r} has nan or infinity in {one}; {CURE}")
+    return saved
+
+
+def _describe(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "none"
+    kind = "" if tensor.dtype == torch.float32 else f" of {str(tensor.dtype).removeprefix('torch.')}"
+    return f"shape {tuple(tensor.shape)}{kind}"
+
+
 def load_model(place: Path, model: SomeLM) -> dict[str, Any]:
     """Load the trained parameters and key stores into a model with the same experts. Returns the checkpoint's state."""
     state = read_state(place)
-    saved = load_file(place / "model.safetensors")
-    refuse_other_shapes(place, saved, model.state_dict())
-    for library, description in zip(list_remade(model), state["libraries"], strict=True):
+    saved = read_fitting(place, "model.safetensors", model.state_dict())
+    remade = list_remade(model)
+    if len(remade) != len(state["libraries"]):
+        raise ConfigError(
+            f"{str(place)!r} does not fit this config: it has experts of {len(state['libraries'])} layers, the config "
+            f"of {len(remade)}; use the config that was saved with it"
+        )
+    for library, description in zip(remade, state["libraries"], strict=True):
         library.verify(description)
     model.load_state_dict(saved)
     return state
 
 
-def refuse_other_shapes(place: Path, saved: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Name the first tensor in which a saved model differs from the one that it is for."""
-    for name in wanted | saved:
-        there, here = (
-            f"shape {tuple(tensors[name].shape)}" if name in tensors else "none" for tensors in (saved, wanted)
-        )
-        if there != here:
-            raise ConfigError(
-                f"{str(place)!r} does not fit this config: of {name} it has {there}, the config {here}; use the config "
-                "that was saved with it"
-            )
+def load_optimizer(
+    place: Path, model: SomeLM, optimizer: torch.optim.Optimizer, extra: dict[str, Tensor], *, begun: bool
+) -> dict[str, Tensor]:
+    """Restore the optimizer; return the tensors that were saved beside it, which must be like `extra`.
 
-
-def load_optimizer(place: Path, model: SomeLM, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Restore the optimizer; return the extra tensors that were saved beside it."""
-    parameters, extra = dict(model.named_parameters()), {}
-    for name, value in load_file(place / "optimizer.safetensors").items():
-        path, _, part = name.rpartition("/")
-        if path in parameters:
-            optimizer.state[parameters[path]][part] = value.to(parameters[path].device)
-        else:
-            extra[name] = value
-    return extra
+    begun: whether a step was made; before it there is nothing to remember.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and begun}
+    one = torch.zeros((), dtype=torch.float32)
+    wanted = {f"{name}/{part}": one if part == "step" else p for name, p in trained.items() for part in MEMORY}
+    saved = read_fitting(place, "optimizer.safetensors", wanted | extra)
+    for name, parameter in trained.items():
+        optimizer.state[parameter] = {part: saved[f"{name}/{part}"].to(parameter.device) for part in MEMORY}
+    return {name: saved[name] for name in extra}

@@ -126,7 +126,8 @@ class Trainer:
                 f"data.source {self.config.data.source!r} has changed since {str(place)!r} was saved; restore the "
                 "data, or start a new run with --init-from"
             )
-        extra = checkpoint.load_optimizer(place, self.model, self.optimizer)
+        extra = {"epoch_counts": self.epoch_counts}
+        extra = checkpoint.load_optimizer(place, self.model, self.optimizer, extra, begun=state["step"] > 0)
         self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
         self.progress = Progress(**{name: state[name] for name in asdict(self.progress)})
         self.saved_step = self.progress.step

@@ -7,7 +7,6 @@ anybody may read it, in whatever state it was left, and without torch.
 """
 
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
-from some_moe.files import write_whole
+from some_moe.files import inside, write_whole
 from some_moe.processes import take_lock
+from some_moe.reading import read_object
+from some_moe.records import WHOLE_RESULT, cut_log, drop_nan, read_log, read_record
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from some_moe.data.tokenizer import Tokenizer
 
+__all__ = ["RunFolder", "drop_nan", "find_checkpoint", "find_run", "list_checkpoints", "list_steps", "read_log"]
 LOGS = ("metrics.jsonl", "samples.jsonl")
 LOCK = ".run.lock"
 BEFORE_CONFIG = {LOCK, "tokenizer.json", "env.json", "checkpoints"}  # what is made before config.yaml
@@ -55,30 +57,23 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         if not self.exists():
             raise ConfigError(f"{self!r} is not a run: it has no config.yaml; give a folder made by `some train`")
-        return RunConfig.load(self.config_file)
+        return RunConfig.load(inside(self.path, "config.yaml"))
 
     def read_tokenizer(self) -> "Tokenizer":
         if not self.tokenizer_file.is_file():
             raise ConfigError(f"the run {self!r} has no tokenizer.json; restore it, or give another run")
         from some_moe.data.tokenizer import Tokenizer
 
-        return Tokenizer.load(self.tokenizer_file)
+        return Tokenizer.load(inside(self.path, "tokenizer.json"))
 
-    def read_object(self, name: str) -> dict[str, Any] | None:
-        """result.json or env.json; None where it is missing."""
+    def read_object(self, name: str, needed: tuple[str, ...] = ()) -> dict[str, Any] | None:
+        """result.json or env.json; None where it is missing. needed: fields that must be there."""
         path = self.path / name
-        if not path.is_file():
-            return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ConfigError(f"{str(path)!r} is damaged; restore it, or remove it and resume the run")
-        return found
+        return read_record(path, "restore it, or remove it and resume the run", needed) if path.exists() else None
 
     def read_result(self) -> dict[str, Any] | None:
-        return self.read_object("result.json")
+        """The figures of a finished run, none missing; None where it has not finished."""
+        return self.read_object("result.json", WHOLE_RESULT)
 
     def newest_checkpoint(self) -> Path | None:
         found = list_checkpoints(self.checkpoints)
@@ -221,11 +216,12 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def list_steps(folder: Path, suffix: str = "") -> dict[int, Path]:
-    """What is called step-N in a folder, by step, oldest first."""
+    """What is called step-N in a folder of a run, by step, oldest first; refused where it leads out of the run."""
     if not folder.is_dir():
         return {}
-    pattern = re.compile(r"step-(\d+)" + re.escape(suffix))
-    return dict(sorted((int(match[1]), path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))))
+    pattern = re.compile(r"step-(0|[1-9]\d{0,17})" + re.escape(suffix))
+    steps = sorted(int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name)))
+    return {step: inside(folder.parent, f"{folder.name}/step-{step}{suffix}") for step in steps}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -235,61 +231,15 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def read_state_file(place: Path) -> dict[str, Any]:
     """Read a checkpoint's state.json; `checkpoint.read_state` verifies the files that it vouches for, too."""
-    try:
-        state: dict[str, Any] = json.loads((place / "state.json").read_text(encoding="utf-8"))
-        version, _ = state["format_version"], state["hashes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{str(place)!r} is not a whole checkpoint: its state.json cannot be read; {CURE}") from None
-    if version > FORMAT_VERSION:
+    whole, path = f"{str(place)!r} is not a whole checkpoint", inside(place, "state.json")
+    if not path.exists():
+        raise ConfigError(f"{whole}: state.json is missing; {CURE}")
+    version = read_object(path, CURE).get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise ConfigError(
             f"{str(place)!r} has format version {version}, newer than this program's {FORMAT_VERSION}; update some-moe"
         )
+    state = read_record(path, CURE)
+    if place.name.startswith("step-") and place.name != f"step-{state['step']}":
+        raise ConfigError(f"{whole} of its step: its state.json says step {state['step']}; {CURE}")
     return state
-
-
-# --- logs -------------------------------------------------------------------------------------------------
-
-
-def read_log(path: Path, damaged: list[str] | None = None) -> list[dict[str, Any]]:
-    """The records of a .jsonl log. Lines that cannot be read are left out; `damaged` takes a sentence on them."""
-    records = [record for _, record in _parse_log(path)]
-    bad = [number for number, record in enumerate(records, 1) if record is None]
-    if damaged is not None and bad == [len(records)]:
-        damaged.append(f"The last line of {path.name} is unfinished and left out, as when a run is killed in writing.")
-    elif damaged is not None and bad:
-        listed = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        damaged.append(f"{path.name} cannot be read at line {listed}: what stood there is left out.")
-    return [record for record in records if record is not None]
-
-
-def cut_log(path: Path, step: int) -> None:
-    """Drop the lines of later steps. A damaged line between good ones stays, so that readers still hear of it."""
-    parsed = _parse_log(path)
-    good = [number for number, (_, record) in enumerate(parsed, 1) if record is not None and record["step"] <= step]
-    kept = [line for line, record in parsed[: max(good, default=0)] if record is None or record["step"] <= step]
-    if path.is_file():
-        write_whole(path, "".join(line + "\n" for line in kept))
-
-
-def _parse_log(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
-    """Each line with its record; None where it is no record of a step."""
-    if not path.is_file():
-        return []
-    parsed: list[tuple[str, dict[str, Any] | None]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            record = None
-        is_whole = isinstance(record, dict) and isinstance(record.get("step"), int)
-        parsed.append((line, record if is_whole else None))
-    return parsed
-
-
-def drop_nan(value: Any) -> Any:
-    """Turn NaN and infinities into null: JSON has no word for them."""
-    if isinstance(value, dict):
-        return {name: drop_nan(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [drop_nan(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

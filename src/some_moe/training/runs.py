@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import ConfigError, RunConfig
+from some_moe.errors import in_a_sentence
 from some_moe.layout import format_number
 from some_moe.training.run_folder import RunFolder, read_log, read_state_file
 
@@ -28,6 +29,7 @@ class Run:
         self.__dict__.update(at_hand)
 
     @cached_property
+    @in_a_sentence()
     def checkpoint(self) -> Path:
         """The checkpoint that the model is read from."""
         return self._folder.choose_checkpoint(self._checkpoint)
@@ -38,20 +40,24 @@ class Run:
         return int(self.checkpoint.name.removeprefix("step-"))
 
     @cached_property
+    @in_a_sentence()
     def tokenizer(self) -> "Tokenizer":
         return self._folder.read_tokenizer()
 
     @cached_property
+    @in_a_sentence()
     def result(self) -> dict[str, Any] | None:
         """result.json: the figures of a finished run; None where it has not finished."""
         return self._folder.read_result()
 
     @property
+    @in_a_sentence()
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl: logged steps (train_loss) and evaluations (val_loss)."""
         return read_log(self.path / "metrics.jsonl")
 
     @cached_property
+    @in_a_sentence()
     def model(self) -> "SomeLM":
         """The model with the checkpoint's weights and keys, ready to use."""
         from some_moe.model.transformer import SomeLM
@@ -65,6 +71,7 @@ class Run:
         load_model(self.checkpoint, model)
         return model.eval()
 
+    @in_a_sentence()
     def read_data(self, seq_len: int | None = None) -> "Dataset":
         """The text that the run was trained on; seq_len: in rows of another length.
 
@@ -83,6 +90,7 @@ class Run:
             return found
         return prepare(data.override({"seq_len": seq_len}), vocab_size, self.tokenizer)
 
+    @in_a_sentence()
     def evaluate(
         self,
         split: str = "test",
@@ -125,7 +133,13 @@ class Run:
         """Yield the continuation of a prompt, piece by piece. Options: temperature, top_p, seed."""
         from some_moe.training.generation import stream_text
 
-        return stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)
+        pieces = stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)
+
+        def stream() -> Iterator[str]:
+            with in_a_sentence():
+                yield from pieces
+
+        return stream()
 
     def __repr__(self) -> str:
         """Name, state, the losses of each epoch, and where everything is."""
@@ -152,6 +166,7 @@ class Run:
         return f'<pre>{escape(repr(self))}</pre><svg width="480" height="150"><title>{title}</title>{curve}</svg>'
 
 
+@in_a_sentence()
 def load(path: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Run:
     """Open a run folder with the model of its best, last or a named checkpoint (step-N), ready to use."""
     folder = RunFolder(path)
