@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from some_moe.config import ConfigError, RunConfig
+from some_moe.config.run import LENGTH
 from some_moe.errors import in_a_sentence
 from some_moe.lab.jobs import list_differences
 from some_moe.lab.registry.presets import find_preset
@@ -22,14 +23,16 @@ def train(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     init_from: str | Path | None = None,
+    accept_changes: bool = False,
     display: Display | bool = True,
 ) -> Run:
     """Train a model in a run folder to the end, and return the run; an interrupted one raises TrainingStoppedError.
 
     config: settings, the name of a preset or registered experiment, or a config.yaml; None: those of the resumed run.
     out: the run folder (runs/NAME). resume: "auto" continues the run in `out` or begins it; or a run folder or
-    checkpoint to continue. init_from: a run or checkpoint whose weights and keys to begin with. display: True chooses
-    what suits the terminal, False says nothing.
+    checkpoint to continue; more epochs or steps than it was to make let it train longer. init_from: a run or checkpoint
+    whose weights and keys to begin with. accept_changes: continue with settings that differ from those it was trained
+    with; the result then lists them. display: True chooses what suits the terminal, False says nothing.
     """
     if isinstance(config, Path) or (isinstance(config, str) and config.endswith((".yaml", ".yml"))):
         config = RunConfig.load(config)
@@ -56,20 +59,32 @@ def train(
                 "that run, or choose another --out"
             )
         saved = folder.read_config()
-        differing = list_differences(saved, config or saved)
-        if differing:
+        if config is not None and config.model.expert_dtype == "auto":
+            config = config.override({"model.expert_dtype": saved.model.expert_dtype})  # settled when the run began
+        asked = {} if config is None else config.differences(saved.flatten())
+        lengths = LENGTH & asked.keys()
+        longer = lengths if any(is_more(*asked[name]) for name in lengths) else frozenset()
+        if not accept_changes and asked.keys() - longer:
+            differing = ", ".join(list_differences(saved, config or saved))
             raise ConfigError(
-                f"{str(folder)!r} was started with another config: {', '.join(differing)}; resume it without these "
-                "settings, or begin a new run with its weights by --init-from"
+                f"{str(folder)!r} was started with another config: {differing}; resume it without these settings, add "
+                "--accept-changes, or begin a new run with its weights by --init-from"
             )
         finished = folder.read_result()
-        if finished is not None and place is None:
+        if finished is not None and place is None and not asked:
             display.say(f"{folder} is finished already")
             return Run(folder.path, saved, result=finished)
+        accepted = RunConfig.field_names() if accept_changes else longer
         with group.setting_up():
-            trainer = loop.resume(folder, display, place or folder.newest_checkpoint(), group)
+            place = place or folder.newest_checkpoint()
+            trainer = loop.resume(folder, display, place, group, config=config, accepted=accepted)
         display.say(f"resuming {folder} at step {trainer.progress.step} of {trainer.total_steps}")
         return _finish(trainer)
+
+
+def is_more(before: int | None, now: int | None) -> bool:
+    """Whether a limit has risen; None is no limit."""
+    return before is not None and (now is None or now > before)
 
 
 def find_folder(

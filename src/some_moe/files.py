@@ -7,7 +7,7 @@ import socket
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def write_beside(path: Path) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     if path.is_dir():
         raise IsADirectoryError(21, "Is a directory", str(path))
-    scratch = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:LONGEST_NAME])}.{HOST}-{os.getpid()}.tmp")
+    scratch = name_scratch(path)
     try:
         scratch.touch()
         mode = scratch.stat().st_mode
@@ -57,6 +57,11 @@ def write_beside(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
         raise
+
+
+def name_scratch(path: Path) -> Path:
+    """Where to write what will be `path`, or to move what was: beside it, under a name that no other process uses."""
+    return path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:LONGEST_NAME])}.{HOST}-{os.getpid()}.tmp")
 
 
 def is_stream(path: Path) -> bool:
@@ -76,14 +81,28 @@ def write_whole(path: Path, contents: str | bytes) -> None:
         scratch.write_bytes(contents.encode() if isinstance(contents, str) else contents)
 
 
-def clear_scratch(folder: Path) -> None:
-    """Remove what processes of this machine that are gone have left half-written in a folder."""
-    pattern = re.compile(rf"\..*\.{HOST}-(\d+)\.tmp")
-    for file in folder.glob(".*.tmp"):
-        found = pattern.fullmatch(file.name)
-        if found and int(found[1]) != os.getpid() and not _is_alive(int(found[1])):
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that it is there whole or not at all."""
+    scratch = name_scratch(path)
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.replace(path, scratch)
+    shutil.rmtree(scratch)
+
+
+def clear_scratch(folder: Path, owned: Callable[[str], bool] = lambda _: False) -> None:
+    """Remove what processes of this machine that are gone have left half-written in a folder.
+
+    owned: says of a name whether this process alone may write it now, so that whatever is left of it is removed.
+    """
+    pattern = re.compile(r"\.(.+?)(?:\.([0-9a-f]{8})-(\d{1,9}))?\.tmp")
+    for path in folder.glob(".*.tmp"):
+        found = pattern.fullmatch(path.name)
+        if found is None:
+            continue
+        gone = found[2] == HOST and int(found[3]) != os.getpid() and not _is_alive(int(found[3]))
+        if gone or owned(found[1]):
             with suppress(OSError):
-                file.unlink()
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _is_alive(process: int) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from some_moe.errors import ConfigError
 
 LARGEST_TEXT = 1 << 28  # bytes of a file that is read into memory whole
 LARGEST_TENSORS = 1 << 40
+HEADER_BYTES = 1 << 24  # room for the names in a safetensors file
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 RESTORE = "restore it, or give another"
 # Control characters could rule the terminal that they are printed on; halves of characters cannot be printed at all.
@@ -101,6 +103,28 @@ def read_tensors(
         raise
     except Exception as error:  # the library raises many kinds; whatever it says, the file is none of its own
         raise ConfigError(f"{str(path)!r} is damaged ({_first_line(error)}); {RESTORE}") from None
+
+
+def read_fitting(path: Path, wanted: Mapping[str, Any], cure: str) -> dict[str, Any]:
+    """The torch tensors of a file, which must have the names, shapes and types of `wanted`, and be numbers."""
+    saved, _ = read_tensors(path, "pt", HEADER_BYTES + sum(tensor.nbytes for tensor in wanted.values()))
+    for name in {**wanted, **saved}:
+        there, here = (_describe(tensors.get(name)) for tensors in (saved, wanted))
+        if there != here:
+            raise ConfigError(
+                f"{str(path.parent)!r} does not fit this config: of {clean(name)} it has {there}, the config {here}; "
+                "use the config that was saved with it"
+            )
+        if saved[name].is_floating_point() and not bool(saved[name].isfinite().all()):
+            raise ConfigError(f"{str(path)!r} has nan or infinity in {name}; {cure}")
+    return saved
+
+
+def _describe(tensor: Any) -> str:
+    if tensor is None:
+        return "none"
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"shape {tuple(tensor.shape)}" + ("" if kind == "float32" else f" of {kind}")
 
 
 def _first_line(error: Exception) -> str:

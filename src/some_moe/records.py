@@ -152,9 +152,17 @@ class State(Record):
     changes: list[Change] = []
 
 
+class Decision(Record):
+    """.resume.json: to which step a run is being taken back, and what is then written anew."""
+
+    step: Annotated[int, Field(ge=-1, lt=2**63)]
+    config: str | None  # config.yaml
+    state: State | None  # state.json of that step
+
+
 SCHEMAS: dict[str, type[Record]] = {
     "result.json": Result, "env.json": Environment, "state.json": State, "metrics.jsonl": Metrics,
-    "samples.jsonl": Sample,
+    "samples.jsonl": Sample, ".resume.json": Decision,
 }  # fmt: skip
 
 

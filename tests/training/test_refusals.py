@@ -221,9 +221,9 @@ def test_a_resumed_run_is_compared_with_what_was_asked_alone(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(trained, tmp_path / "run")
-    assert main(["train", "--resume", str(tmp_path / "run"), "--train.epochs", "7"]) == 2
+    assert main(["train", "--resume", str(tmp_path / "run"), "--train.warmup", "0.5"]) == 2
     message = capsys.readouterr().err
-    assert "another config: train.epochs (1 there, 7 here); resume it without" in message
+    assert "another config: train.warmup (0.03 there, 0.5 here); resume it without" in message
     assert "--init-from" in message
 
 

@@ -119,6 +119,7 @@ def train_from_arguments(arguments: list[str]) -> int:
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
     parser.add_argument("--resume", metavar="auto|PATH", help="continue the run in --out, or in PATH; or a checkpoint")
     parser.add_argument("--init-from", metavar="RUN", help="start with the weights and keys of a run or checkpoint")
+    parser.add_argument("--accept-changes", action="store_true", help="resume with settings that were changed since")
     parser.add_argument("--dry-run", action="store_true", help="print config, size, memory and time; touch nothing")
     parser.add_argument("--settings", action="store_true", help="list every setting with its default and meaning")
     overrides, words = take_settings(arguments, prog)
@@ -139,7 +140,8 @@ def train_from_arguments(arguments: list[str]) -> int:
     folder, _ = find_folder(options.out, config, options.resume)
     if options.resume and folder.exists() and not (options.preset or options.config):
         config = folder.read_config().override(overrides)  # what the command line does not name stays as it is there
-    run = train(config, out=options.out, resume=options.resume, init_from=options.init_from)
+    places = {"out": options.out, "resume": options.resume, "init_from": options.init_from}
+    run = train(config, **places, accept_changes=options.accept_changes)
     assert run.result is not None
     return write(format_result(str(run.path), run.result, **look()))
 

@@ -1,7 +1,8 @@
 """One run: a room of each kind, and what must hold between them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from some_moe.config.base import Config, Count
 from some_moe.config.gravity import GravityConfig, find_misfits
@@ -9,6 +10,25 @@ from some_moe.config.model import ModelConfig
 from some_moe.config.training import DataConfig, TrainConfig
 
 FORMAT_VERSION = 1
+EXECUTION = frozenset({
+    "model.expert_dtype", "model.residual_dtype", "train.device", "train.precision", "train.fast", "train.compile",
+    "train.kernel", "train.checkpoint_activations",
+})  # fmt: skip
+"""Fields that say how a machine computes a run, not what is computed."""
+HOUSEKEEPING = frozenset({
+    "train.log_every", "train.eval_every", "train.save_every", "train.keep_last", "train.snapshot_every",
+    "train.sample_every", "train.sample_prompt", "train.sample_tokens", "train.tensorboard", "data.workers",
+    "data.prefetch",
+})  # fmt: skip
+"""Fields that say what is written down and how often."""
+ROUNDING = frozenset({"model.expert_dtype", "model.residual_dtype", "train.precision", "train.eval_every"})
+"""Those of both that decide the last digits, or which step is the best."""
+# A digest knows the data, wherever it lies; a run's own tokenizer is used, whatever the config says.
+WITHOUT_EFFECT = (EXECUTION | HOUSEKEEPING) - ROUNDING | {
+    "name", "experiment", "format_version", "train.deterministic", "data.source", "data.tokenizer",
+}  # fmt: skip
+"""Fields that may change within a run: they change no result."""
+LENGTH = frozenset({"train.epochs", "train.max_steps"})
 
 
 class RunConfig(Config):
@@ -43,6 +63,11 @@ class RunConfig(Config):
         if num_rows is None or self.data.batching == "packed":
             return self.train.max_steps
         return self.count_steps(num_rows)
+
+    def differences(self, before: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The fields that had another value in `before`, a flattened config: {name: (before, now)}."""
+        now = self.flatten()
+        return {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
 
     def find_problems(self) -> Iterator[str]:
         name, version = self.name, self.format_version

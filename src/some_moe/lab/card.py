@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any
 
+from some_moe.config.run import EXECUTION
 from some_moe.lab.registry import find_experiment
 from some_moe.lab.registry.records import Experiment, Published
 from some_moe.layout import Style, format_grid, format_table, make_table, number_columns, wrap
@@ -11,12 +12,6 @@ from some_moe.layout import Style, format_grid, format_table, make_table, number
 WIDEST_TEXT = 100
 INDENT = "  "
 EPOCHS = number_columns(epoch="", train_loss="", val_loss="", perplexity="", gini="", entropy_bits="")
-
-EXECUTION = {
-    "model.expert_dtype", "model.residual_dtype", "train.device", "train.precision", "train.fast", "train.compile",
-    "train.kernel", "train.checkpoint_activations",
-}  # fmt: skip
-"""Fields that say how a machine computes the run, not what is computed: left off the card."""
 
 Fields = dict[str, Any]
 CONDITIONS: tuple[tuple[str, Callable[[Fields], bool]], ...] = (

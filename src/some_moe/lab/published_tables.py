@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from some_moe.lab.card import EXECUTION, WIDEST_TEXT, format_value
+from some_moe.config.run import EXECUTION
+from some_moe.lab.card import WIDEST_TEXT, format_value
 from some_moe.lab.published import VERDICTS, Comparison, Point, Result, Spread, finite_number, judge
 from some_moe.layout import ABSENT, Column, Style, Table, format_number, format_table, make_table, wrap
 

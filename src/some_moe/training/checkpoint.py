@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from some_moe.config import FORMAT_VERSION, ConfigError
-from some_moe.files import inside, sync, write_beside, write_whole
+from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
+from some_moe.config.run import WITHOUT_EFFECT
+from some_moe.files import inside, name_scratch, remove_folder, sync, write_beside, write_whole
 from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
-from some_moe.reading import clean, read_tensors, refuse_irregular
+from some_moe.reading import read_fitting, refuse_irregular
 from some_moe.training.run_folder import CURE, list_checkpoints, read_state_file
 
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 MEMORY = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of each parameter
-HEADER_BYTES = 1 << 24  # room for the names in a safetensors file
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -63,33 +64,30 @@ def save_checkpoint(
         for part, value in parts.items()
     }
     place = folder / f"step-{state['step']}"
-    scratch = folder / f".step-{state['step']}.tmp"
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch = name_scratch(place)
     try:
-        scratch.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)  # but not the run folder: one that was moved away is not made again
+        scratch.mkdir()
         write_tensors(scratch / "model.safetensors", dict(model.state_dict()))
         write_tensors(scratch / "optimizer.safetensors", memory | extra)
         hashes = {name: _hash_file(scratch / name) for name in TENSOR_FILES}
         record = {"format_version": FORMAT_VERSION, "hashes": hashes} | state
         write_whole(scratch / "state.json", json.dumps(record, indent=1))
         if place.exists():
-            shutil.rmtree(place)
+            remove_folder(place)
         os.replace(scratch, place)
         sync(folder)
-    except OSError:
+    except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     return place
 
 
 def prune_checkpoints(folder: Path, keep_last: int, best_step: int | None) -> None:
-    """Remove all but the last few and the best, and whatever a killed process left half-written."""
-    kept = list_checkpoints(folder)[-keep_last:]
-    for path in list_checkpoints(folder):
-        if path not in kept and path.name != f"step-{best_step}":
-            shutil.rmtree(path)
-    for scratch in folder.glob(".step-*.tmp"):
-        shutil.rmtree(scratch, ignore_errors=True)
+    """Remove all but the last few and the best."""
+    for path in list_checkpoints(folder)[:-keep_last]:
+        if path.name != f"step-{best_step}":
+            remove_folder(path)
 
 
 def read_state(place: Path) -> dict[str, Any]:
@@ -105,33 +103,33 @@ def read_state(place: Path) -> dict[str, Any]:
     return state
 
 
-def read_fitting(place: Path, name: str, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint's file, which must have the names, shapes and types of `wanted`, and be numbers."""
-    largest = HEADER_BYTES + sum(tensor.nbytes for tensor in wanted.values())
-    saved, _ = read_tensors(place / name, "pt", largest)
-    for one in wanted | saved:
-        there, here = (_describe(tensors.get(one)) for tensors in (saved, wanted))
-        if there != here:
-            raise ConfigError(
-                f"{str(place)!r} does not fit this config: of {clean(one)} it has {there}, the config {here}; use the "
-                "config that was saved with it"
-            )
-        if saved[one].is_floating_point() and not bool(saved[one].isfinite().all()):
-            raise ConfigError(f"{str(place / name)!r} has nan or infinity in {one}; {CURE}")
-    return saved
+def list_changes(place: Path, config: RunConfig, saved: RunConfig, accepted: Container[str]) -> list[dict[str, Any]]:
+    """The fields in which a config differs from the one that a checkpoint was trained with, as a run records them.
 
-
-def _describe(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "none"
-    kind = "" if tensor.dtype == torch.float32 else f" of {str(tensor.dtype).removeprefix('torch.')}"
-    return f"shape {tuple(tensor.shape)}{kind}"
+    Those that change no result are left out; one that was not accepted is refused. saved: the run's config.yaml, which
+    is believed where the checkpoint is of an older version, and does not say.
+    """
+    state = read_state_file(place)
+    found = config.differences(state.get("config") or saved.flatten())
+    found = {name: values for name, values in found.items() if name not in WITHOUT_EFFECT}
+    refused = {name: values for name, values in found.items() if name not in accepted}
+    if refused:
+        before = ", ".join(f"{name} {value}" for name, (value, _) in refused.items())
+        now = ", ".join(str(value) for _, value in refused.values())
+        raise ConfigError(
+            f"{str(place)!r} was trained with {before} up to step {state['step']}, config.yaml now says {now}; restore "
+            "it, or add --accept-changes"
+        )
+    return [
+        {"step": state["step"], "field": name, "before": before, "after": after}
+        for name, (before, after) in found.items()
+    ]
 
 
 def load_model(place: Path, model: SomeLM) -> dict[str, Any]:
     """Load the trained parameters and key stores into a model with the same experts. Returns the checkpoint's state."""
     state = read_state(place)
-    saved = read_fitting(place, "model.safetensors", model.state_dict())
+    saved = read_fitting(place / "model.safetensors", model.state_dict(), CURE)
     remade = list_remade(model)
     if len(remade) != len(state["libraries"]):
         raise ConfigError(
@@ -154,7 +152,7 @@ def load_optimizer(
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad and begun}
     one = torch.zeros((), dtype=torch.float32)
     wanted = {f"{name}/{part}": one if part == "step" else p for name, p in trained.items() for part in MEMORY}
-    saved = read_fitting(place, "optimizer.safetensors", wanted | extra)
+    saved = read_fitting(place / "optimizer.safetensors", wanted | extra, CURE)
     for name, parameter in trained.items():
         optimizer.state[parameter] = {part: saved[f"{name}/{part}"].to(parameter.device) for part in MEMORY}
     return {name: saved[name] for name in extra}

@@ -6,6 +6,7 @@ random choice follow from (seed, step). So a run that was killed and resumed end
 
 import math
 import time
+from collections.abc import Container
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from some_moe.config import ConfigError, RunConfig, TrainingStoppedError
+from some_moe.config.run import LENGTH
 from some_moe.data.batches import Batches
 from some_moe.data.dataset import Dataset, prepare
 from some_moe.data.tokenizer import Tokenizer
@@ -49,6 +51,7 @@ class Progress:
     stale: int = 0  # evaluations since the best one
     stopped_early: bool = False
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)  # of settings on the way: step, field, before, after
 
 
 class Trainer:
@@ -104,12 +107,17 @@ class Trainer:
             return
         self.verify_group()
         if self.group.is_main:
-            state = asdict(self.progress) | {"libraries": self.libraries, "data_digest": self.dataset.digest}
+            state = self.describe_state()
             extra = {"epoch_counts": self.epoch_counts}
             checkpoint.save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
             checkpoint.prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
         self.saved_step = self.progress.step
         self.group.barrier()  # a process that ended now would have the one that writes killed
+
+    def describe_state(self) -> dict[str, Any]:
+        """What state.json says beside the hashes."""
+        about = {"libraries": self.libraries, "data_digest": self.dataset.digest, "config": self.config.flatten()}
+        return asdict(self.progress) | about
 
     def verify_group(self) -> None:
         """Go on only if every process of a group holds the same."""
@@ -118,8 +126,8 @@ class Trainer:
             held = {"settings": self.config.to_yaml(), "data": self.dataset.digest, "experts": str(self.libraries)}
             self.group.verify(held | {"parameters and keys": tensors})
 
-    def restore(self, place: Path) -> None:
-        """Continue from a checkpoint, to the same bits as if nothing had happened."""
+    def restore(self, place: Path) -> dict[str, Any]:
+        """Continue from a checkpoint, to the same bits as if nothing had happened. Returns its state."""
         state = checkpoint.load_model(place, self.model)
         if state["data_digest"] != self.dataset.digest:
             raise ConfigError(
@@ -129,9 +137,28 @@ class Trainer:
         extra = {"epoch_counts": self.epoch_counts}
         extra = checkpoint.load_optimizer(place, self.model, self.optimizer, extra, begun=state["step"] > 0)
         self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
-        self.progress = Progress(**{name: state[name] for name in asdict(self.progress)})
+        self.progress = Progress(**{name: state[name] for name in asdict(self.progress) if name in state})
         self.saved_step = self.progress.step
-        self.folder.cut_back(self.progress.step)
+        return state
+
+    def accept(self, changes: list[dict[str, Any]]) -> None:
+        """Go on with settings that were changed on the way, and keep a record of it."""
+        progress = self.progress
+        if self.total_steps <= progress.step:
+            raise ConfigError(
+                f"{self.folder!r} has made all of the {self.total_steps} steps that its settings ask for; give more by "
+                "--train.epochs (or a larger --train.max-steps, where it is set)"
+            )
+        before = self.config.override({one["field"]: one["before"] for one in changes if one["field"] in LENGTH})
+        last = before.count_steps(self.batches.num_rows)
+        progress.changes += changes
+        progress.stopped_early, progress.stale = False, 0
+        if last != self.total_steps:
+            rate = rate_at(progress.step, self.total_steps, self.config.train)
+            self.display.say(
+                f"training to step {self.total_steps} instead of {last}: the learning rate follows the longer schedule "
+                f"and goes on from {rate:.3g} (it was {rate_at(max(0, progress.step - 1), last, before.train):.3g})"
+            )
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -257,6 +284,7 @@ class Trainer:
             "device": self.group.describe(self.machine.describe()),
             "data_digest": self.dataset.digest,
             "epochs": progress.epochs,
+            "changes": progress.changes,
         }
         self.folder.write_result(result)
         return result
@@ -341,15 +369,32 @@ def start(
     return trainer
 
 
-def resume(folder: RunFolder, display: Display, place: Path | None, group: ProcessGroup = SINGLE) -> Trainer:
-    """Continue a run from a checkpoint, or from its beginning where it has none yet."""
+def resume(
+    folder: RunFolder,
+    display: Display,
+    place: Path | None,
+    group: ProcessGroup = SINGLE,
+    *,
+    config: RunConfig | None = None,
+    accepted: Container[str] = (),
+) -> Trainer:
+    """Continue a run from a checkpoint, or from its beginning where it has none yet.
+
+    config: the run's own with changes that were asked for; accepted: fields that may differ from those that the
+    checkpoint was trained with. The folder is changed when everything was found good, and not before.
+    """
     with folder.claim():
-        trainer = Trainer(folder.read_config(), folder, display, folder.read_tokenizer(), group)
-        if place is None:
-            folder.cut_back(-1)
-        else:
-            trainer.restore(place)
+        folder.carry_out()  # what a process that died had decided
+        saved = folder.read_config()
+        config = config or saved
+        changes = [] if place is None else checkpoint.list_changes(place, config, saved, accepted)
+        trainer = Trainer(config, folder, display, folder.read_tokenizer(), group)
+        state = None if place is None else trainer.restore(place)
+        if changes:
+            trainer.accept(changes)
         trainer.verify_group()
+        anew = state | trainer.describe_state() if state and changes else None
+        folder.rewind(-1 if place is None else trainer.progress.step, None if config == saved else config, anew)
     return trainer
 
 

@@ -8,14 +8,13 @@ anybody may read it, in whatever state it was left, and without torch.
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
-from some_moe.files import inside, write_whole
+from some_moe.files import clear_scratch, inside, remove_folder, write_whole
 from some_moe.processes import take_lock
 from some_moe.reading import read_object
 from some_moe.records import WHOLE_RESULT, cut_log, drop_nan, read_log, read_record
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["RunFolder", "drop_nan", "find_checkpoint", "find_run", "list_checkpoints", "list_steps", "read_log"]
 LOGS = ("metrics.jsonl", "samples.jsonl")
 LOCK = ".run.lock"
+DECISION = ".resume.json"
+OWNED = {*LOGS, DECISION, "config.yaml", "tokenizer.json", "env.json", "result.json"}  # what training alone writes
 BEFORE_CONFIG = {LOCK, "tokenizer.json", "env.json", "checkpoints"}  # what is made before config.yaml
 CURE = "remove that folder to use the checkpoint before it, or restore it"
 
@@ -57,6 +58,9 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         if not self.exists():
             raise ConfigError(f"{self!r} is not a run: it has no config.yaml; give a folder made by `some train`")
+        decided = self.read_decision()
+        if decided is not None and decided["config"] is not None:
+            return RunConfig.from_yaml(decided["config"])
         return RunConfig.load(inside(self.path, "config.yaml"))
 
     def read_tokenizer(self) -> "Tokenizer":
@@ -73,11 +77,21 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any] | None:
         """The figures of a finished run, none missing; None where it has not finished."""
-        return self.read_object("result.json", WHOLE_RESULT)
+        return None if self.read_decision() else self.read_object("result.json", WHOLE_RESULT)
+
+    def read_decision(self) -> dict[str, Any] | None:
+        """What `rewind` has decided and a process that died has not carried out."""
+        path = self.path / DECISION
+        return read_record(path, "remove it to go on with what is there") if path.exists() else None
+
+    def list_checkpoints(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        decided = self.read_decision()
+        found = list_steps(self.checkpoints).items()
+        return [place for step, place in found if decided is None or step <= decided["step"]]
 
     def newest_checkpoint(self) -> Path | None:
-        found = list_checkpoints(self.checkpoints)
-        return found[-1] if found else None
+        return next(reversed(self.list_checkpoints()), None)
 
     def describe_newest(self, quality: str) -> str:
         """Say which checkpoint a run that has stopped can go on from."""
@@ -86,7 +100,7 @@ class RunFolder:
 
     def choose_checkpoint(self, which: str) -> Path:
         """Find the checkpoint called best, last or step-N."""
-        found = {place.name: place for place in list_checkpoints(self.checkpoints)}
+        found = {place.name: place for place in self.list_checkpoints()}
         if not found:
             raise ConfigError(f"{self!r} has no checkpoint yet; wait for its first one, or train it")
         newest = next(reversed(found.values()))
@@ -123,7 +137,7 @@ class RunFolder:
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             cure = "wait for it to end, or choose another folder with --out"
-            self.lock = take_lock(self.path / LOCK, f"another process is training in {self!r}; {cure}")
+            self.lock = take_lock(inside(self.path, LOCK), f"another process is training in {self!r}; {cure}")
         try:
             yield
         except BaseException:
@@ -151,6 +165,7 @@ class RunFolder:
 
         self.refuse_if_used()  # another process may have begun here since the first look
         self.cut_back(-1)
+        self.clear_left_overs()
         write_whole(self.tokenizer_file, tokenizer_json)
         write_whole(self.path / "env.json", json.dumps(describe_environment(command_line(), device), indent=1))
 
@@ -160,30 +175,61 @@ class RunFolder:
 
     def append(self, log: str, record: dict[str, Any]) -> None:
         """Add one line to a log and hand it to the system at once."""
-        with (self.path / log).open("a", encoding="utf-8") as file:
+        with inside(self.path, log).open("a", encoding="utf-8") as file:
             file.write(json.dumps(drop_nan(record)) + "\n")
             file.flush()
 
+    def rewind(self, step: int, config: RunConfig | None = None, state: dict[str, Any] | None = None) -> None:
+        """Drop what the folder says of later steps, for they will be made again; write config and state anew.
+
+        All of it is decided by one rename: a process that dies leaves what was, or what the next one carries out.
+        """
+        for name in OWNED:
+            inside(self.path, name)  # a link is refused now, not on the way
+        text = None if config is None else config.to_yaml()
+        write_whole(self.path / DECISION, json.dumps({"step": step, "config": text, "state": state}))
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        """Do what was decided, from wherever a process that died has left it."""
+        decided = self.read_decision()
+        if decided is None:
+            return
+        self.cut_back(decided["step"])
+        if decided["state"] is not None:
+            place = inside(self.path, f"checkpoints/step-{decided['step']}/state.json")
+            write_whole(place, json.dumps(decided["state"], indent=1))
+        if decided["config"] is not None:
+            write_whole(self.config_file, decided["config"])
+        self.clear_left_overs()
+        (self.path / DECISION).unlink()
+
     def cut_back(self, step: int) -> None:
-        """Drop what the folder says of later steps, for they will be made again."""
+        """Drop what the folder says of later steps."""
         self.result_file.unlink(missing_ok=True)
-        for at, place in list_steps(self.checkpoints).items():
+        for at, place in reversed(list_steps(self.checkpoints).items()):
             if at > step:
-                shutil.rmtree(place)
+                remove_folder(place)
         for at, snapshot in list_steps(self.snapshots, ".safetensors").items():
             if at > step:
                 snapshot.unlink()
         for log in LOGS:
             cut_log(self.path / log, step)
 
+    def clear_left_overs(self) -> None:
+        """Remove what killed processes have left half-written; only with the folder claimed."""
+        clear_scratch(self.path, OWNED.__contains__)
+        for folder in (self.checkpoints, self.snapshots):
+            clear_scratch(folder, lambda _: True)
+
     def save_keys(self, step: int, keys: "dict[str, Tensor]") -> None:
         from some_moe.training.checkpoint import write_tensors
 
         self.snapshots.mkdir(exist_ok=True)
-        write_tensors(self.snapshots / f"step-{step}.safetensors", keys)
+        write_tensors(inside(self.path, f"keys/step-{step}.safetensors"), keys)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_whole(self.result_file, json.dumps(drop_nan(result), indent=1))
+        write_whole(inside(self.path, "result.json"), json.dumps(drop_nan(result), indent=1))
 
 
 class ReadOnlyFolder(RunFolder):
@@ -196,7 +242,7 @@ class ReadOnlyFolder(RunFolder):
     def write_nothing(self, *arguments: Any, **named: Any) -> None:
         pass
 
-    create = write_config = append = cut_back = save_keys = write_result = write_nothing
+    create = write_config = append = rewind = carry_out = save_keys = write_result = write_nothing
 
 
 def find_run(path: str | Path) -> tuple[RunFolder, Path | None]:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+from some_moe.config.run import EXECUTION, HOUSEKEEPING
 from some_moe.glass.inspect.runs import RunRecord
 from some_moe.glass.page.blocks import Block, Figure, Notice, Page, Record, Section, Table, Text
 from some_moe.glass.page.guild_sections import show_interval
-from some_moe.glass.page.pages import HOUSEKEEPING, final_figures, middle_layer, show_millions
-from some_moe.lab.card import EXECUTION, format_value
+from some_moe.glass.page.pages import final_figures, middle_layer, show_millions
+from some_moe.lab.card import format_value
 from some_moe.layout import Column, format_number, number_column, text_column
 
 IGNORED = EXECUTION | HOUSEKEEPING | {"name", "experiment", "format_version"}

@@ -6,19 +6,13 @@ from typing import Any
 
 from some_moe.config import RunConfig
 from some_moe.config.parameters import count_parameters
+from some_moe.config.run import EXECUTION, HOUSEKEEPING
 from some_moe.glass.inspect.runs import RunRecord
 from some_moe.glass.page import blocks
 from some_moe.glass.page.blocks import Block, Notice, Number, Page, Record, Section, Table, Text
 from some_moe.glass.page.inside import Analysis, make_inside
-from some_moe.lab.card import EXECUTION, format_value, matters
+from some_moe.lab.card import format_value, matters
 from some_moe.layout import format_number, number_column
-
-HOUSEKEEPING = {
-    "train.log_every", "train.eval_every", "train.save_every", "train.keep_last", "train.snapshot_every",
-    "train.sample_every", "train.sample_prompt", "train.sample_tokens", "train.tensorboard", "data.workers",
-    "data.prefetch",
-}  # fmt: skip
-"""Fields that say what is written down and how often: they change no result."""
 
 SHOWN_SAMPLES = 2
 TRAINABILITY = {"frozen": "random and frozen", "lora": "frozen, low-rank adapted", "full": "trained"}
