@@ -89,7 +89,7 @@ def test_listing_rooms_never_import_torch(path: Path) -> None:
 # Lines of Python. A room that grows beyond its budget is asked what can go before the budget is; a new room brings its
 # own. The core is what a newcomer reads in an afternoon.
 BUDGETS = {
-    "config": 760,
+    "config": 780,
     "data": 880,
     "experts": 660,
     "model": 1_640,

@@ -1,13 +1,23 @@
-"""Other processes of this program: locks between them, and children that import nothing from the current folder."""
+"""Processes: locks between them, how they are asked to end, and children that import nothing from where they are."""
 
 import os
+import shlex
+import signal
+import subprocess
 import sys
+import time
 import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from some_moe.errors import ConfigError
+
+ECHO_SECONDS = 2.0  # a signal that follows the first so soon is the same one, passed on
 
 
 def take_lock(file: Path, refusal: str) -> BaseFileLock:
@@ -36,3 +46,50 @@ def python_environment() -> dict[str, str]:
     package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     places = [place for place in sys.path if place and (os.path.realpath(place) != here or package == here)]
     return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+
+
+def quote_command(words: Sequence[str]) -> str:
+    """A command as it can be pasted into a shell."""
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+
+class Interrupts:
+    """Ctrl-C, a polite kill and a terminal that closes are noted, for a loop to stop after its present step.
+
+    A second one stops it now, as a KeyboardInterrupt; more change nothing. launched: by torchrun, which sends its
+    processes what the terminal has sent them already.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, launched: bool = False) -> None:
+        self.say, self.echo_seconds = say, ECHO_SECONDS if launched else 0.0
+        self.first: float | None = None  # when the first signal came
+        self.at_once = False  # whether a second has come
+        self.previous: dict[int, Any] = {}
+
+    @property
+    def noted(self) -> bool:
+        return self.first is not None
+
+    def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+            with suppress(OSError):  # the terminal may be gone
+                self.say("stopping after this step; press Ctrl-C again to stop at once")
+        elif now - self.first >= self.echo_seconds and not self.at_once:
+            self.at_once = True
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Self:
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)  # ignored, as by nohup, it stays so
+        try:
+            self.previous = {number: signal.signal(number, self.note) for number in numbers}
+        except ValueError:
+            self.previous = {}  # not in the main thread: signals belong to somebody else
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)

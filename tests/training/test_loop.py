@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -199,12 +200,73 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 @pytest.mark.parametrize(("clip", "cure"), [(0.0, " or set train.clip"), (1.0, "")])
 def test_a_gradient_that_is_not_finite_is_named_when_the_loss_is(tmp_path: Path, clip: float, cure: str) -> None:
     trainer = start(make_config(**{"train.clip": clip}), RunFolder(tmp_path / "run"), Display())
-    trainer.model.head.bias.register_hook(lambda gradient: gradient * math.inf)
+    trainer.model.head.bias.register_hook(lambda gradient: gradient * (math.inf if trainer.progress.step else 1))
     with pytest.raises(TrainingStoppedError) as error:
         train(trainer)
     assert re.fullmatch(
-        rf"the norm of the gradient became (inf|nan) at step 1; .*; lower train.learning_rate{cure}", str(error.value)
+        rf"the norm of the gradient became (inf|nan) at step 2; .*; lower train.learning_rate{cure}", str(error.value)
     )
+
+
+def test_a_first_step_that_gives_no_number_is_not_blamed_on_the_learning_rate(tmp_path: Path) -> None:
+    with pytest.raises(
+        TrainingStoppedError, match=r"at step 1; no checkpoint .*; bring model.embedding_std and"
+    ) as error:
+        run(tmp_path / "run", **{"model.embedding_std": 1e38})
+    assert "learning_rate" not in str(error.value)
+
+
+class Press(Display):
+    """Sends signals to this process when a step is done."""
+
+    def __init__(self, at: int, *numbers: int) -> None:
+        self.at, self.numbers, self.lines = at, numbers, list[str]()
+
+    def advance(self, step: int) -> None:
+        if step == self.at:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+@pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM"])
+def test_a_terminal_that_closes_and_a_polite_kill_save_as_ctrl_c_does(tmp_path: Path, number: str) -> None:
+    press = Press(2, getattr(signal, number))
+    with pytest.raises(TrainingStoppedError, match="interrupted at step 2, which is saved") as error:
+        train(start(make_config(), RunFolder(tmp_path / "my run"), press))
+    assert error.value.code == 130
+    assert shlex.split(str(error.value).partition("continue with: ")[2]) == [
+        "some", "train", "--out", str(tmp_path / "my run"), "--resume", "auto",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_more_ctrl_c_stop_at_once_and_tell_which_checkpoint_is_there(tmp_path: Path, saved: bool) -> None:
+    press = Press(7 if saved else 2, *[signal.SIGINT] * 5)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(TrainingStoppedError, match="stopped at once, at step") as error:
+        train(start(make_config(), RunFolder(tmp_path / "run"), press))
+    assert error.value.code == 130
+    assert ("the last whole checkpoint is" in str(error.value)) == saved
+    assert press.lines[-1].startswith("stopping after this step")
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps a folder in use where it is")
+@pytest.mark.parametrize("at", [1, 5])
+def test_a_folder_that_is_moved_away_in_training_is_said_to_be_gone(tmp_path: Path, at: int) -> None:
+    class MoveAway(Display):
+        def advance(self, step: int) -> None:
+            if step == at:
+                (tmp_path / "run").rename(tmp_path / "moved")
+
+    with pytest.raises(TrainingStoppedError, match=r"the run folder '.*/run' is gone: it was moved or removed"):
+        train(start(make_config(**{"train.save_every": 1}), RunFolder(tmp_path / "run"), MoveAway()))
+    assert not (tmp_path / "run").exists()
+    assert some_moe.train(resume=tmp_path / "moved", display=False).result is not None
 
 
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_whole(

@@ -1,6 +1,7 @@
 """The commands that need a model: train, eval, generate. Imported by `some_moe.cli` when one of them runs."""
 
 import os
+import signal
 import sys
 import time
 from argparse import Namespace
@@ -10,10 +11,10 @@ from typing import Any, get_args
 
 import yaml
 
-from some_moe.cli import Parser, look, read_numbers, suggest, write, write_json
+from some_moe.cli import Interrupts, Parser, look, read_numbers, suggest, write, write_json
 from some_moe.config import Config, RunConfig
 from some_moe.config.base import field_docs
-from some_moe.errors import INTERRUPTED, UsageError, explain
+from some_moe.errors import INTERRUPTED, TrainingStoppedError, UsageError, explain
 
 # torchrun ends all processes when one fails: the others wait so long for the first, which says why.
 FAREWELL_SECONDS = 10.0
@@ -141,7 +142,13 @@ def train_from_arguments(arguments: list[str]) -> int:
     if options.resume and folder.exists() and not (options.preset or options.config):
         config = folder.read_config().override(overrides)  # what the command line does not name stays as it is there
     places = {"out": options.out, "resume": options.resume, "init_from": options.init_from}
-    run = train(config, **places, accept_changes=options.accept_changes)
+    try:
+        run = train(config, **places, accept_changes=options.accept_changes)
+    except TrainingStoppedError as stopped:
+        handler = signal.getsignal(signal.SIGINT)
+        if stopped.code == INTERRUPTED and isinstance(getattr(handler, "__self__", None), Interrupts):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends already: one more could only cut its sentence short
+        raise
     assert run.result is not None
     return write(format_result(str(run.path), run.result, **look()))
 

@@ -1,5 +1,6 @@
 """What a person sees while a model trains."""
 
+from contextlib import suppress
 from typing import Self
 
 from rich.console import Console
@@ -25,7 +26,8 @@ class Display:
 
     def __exit__(self, *raised: object) -> None:
         if self.is_live:
-            self.progress.stop()
+            with suppress(OSError):  # the terminal may have been closed
+                self.progress.stop()
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training goes from `step` to `total_steps`."""
@@ -49,10 +51,10 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        if self.is_live:
-            self.progress.console.print(text, highlight=False, markup=False)
-        elif self.is_heard:
-            try:
+        try:
+            if self.is_live:
+                self.progress.console.print(text, highlight=False, markup=False)
+            elif self.is_heard:
                 print(text, flush=True)
-            except OSError:
-                self.is_heard = False  # the reader has gone, as with `| head`: training goes on without it
+        except OSError:
+            self.is_heard = self.is_live = False  # the reader has gone, as with `| head`: training goes on without it

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import some_moe
+from some_moe.processes import quote_command
 
 
 def describe_program() -> dict[str, Any]:
@@ -53,4 +54,4 @@ def _git_commit() -> str | None:
 
 def command_line() -> str:
     """The command as it was typed, without the path to its interpreter."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return quote_command([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -19,10 +19,12 @@ from some_moe.config.run import LENGTH
 from some_moe.data.batches import Batches
 from some_moe.data.dataset import Dataset, prepare
 from some_moe.data.tokenizer import Tokenizer
+from some_moe.errors import INTERRUPTED
 from some_moe.hashing import derive_key
 from some_moe.memory import refuse_too_large
 from some_moe.metrics.usage import gini
 from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
+from some_moe.processes import Interrupts
 from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
 from some_moe.training import checkpoint
@@ -33,7 +35,6 @@ from some_moe.training.result import epoch_record, make_result
 from some_moe.training.run_folder import RunFolder
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
-from some_moe.training.stopping import Interrupts
 
 
 @dataclass
@@ -168,28 +169,27 @@ class Trainer:
         self.display.begin(progress.step, self.total_steps)
         if progress.step == 0:
             self.snapshot_keys()
-        with self.interrupts:
-            while progress.step < self.total_steps and not progress.stopped_early:
-                epoch, first = divmod(progress.step, self.steps_an_epoch)
-                self.clock = time.perf_counter()
-                for batch in self.batches.epoch(epoch, first):
-                    # --- a single training step ---
-                    result = self.stepper(batch, progress.step)
-                    # --- what it leaves behind: a GPU is not asked for it until somebody looks ---
-                    progress.step += 1
-                    progress.tokens += batch.num_real
-                    self.pending_metrics.append((result.loss, result.gradient_norm))
-                    if result.routings:
-                        self.epoch_counts += torch.stack([routing.counts for routing in result.routings])
-                    self.display.advance(progress.step)
-                    # --- now and then ---
-                    if self.should_sync(progress.step):
-                        self.interrupted = self.group.any(self.interrupts.noted)  # nobody stops alone
-                        self.read_pending(result)
-                        self.run_periodic(epoch)
-                        self.clock = time.perf_counter()
-                    if progress.stopped_early or progress.step >= self.total_steps:
-                        break
+        while progress.step < self.total_steps and not progress.stopped_early:
+            epoch, first = divmod(progress.step, self.steps_an_epoch)
+            self.clock = time.perf_counter()
+            for batch in self.batches.epoch(epoch, first):
+                # --- a single training step ---
+                result = self.stepper(batch, progress.step)
+                # --- what it leaves behind: a GPU is not asked for it until somebody looks ---
+                progress.step += 1
+                progress.tokens += batch.num_real
+                self.pending_metrics.append((result.loss, result.gradient_norm))
+                if result.routings:
+                    self.epoch_counts += torch.stack([routing.counts for routing in result.routings])
+                self.display.advance(progress.step)
+                # --- now and then ---
+                if self.should_sync(progress.step):
+                    self.interrupted = self.group.any(self.interrupts.noted)  # nobody stops alone
+                    self.read_pending(result)
+                    self.run_periodic(epoch)
+                    self.clock = time.perf_counter()
+                if progress.stopped_early or progress.step >= self.total_steps:
+                    break
         return self.finish()
 
     def should_sync(self, step: int) -> bool:
@@ -240,8 +240,8 @@ class Trainer:
             self.save()
         if self.interrupted:
             self.save()
-            again = f"some train --out {self.folder} --resume auto"
-            raise TrainingStoppedError(f"interrupted at step {step}, which is saved; continue with: {again}", code=130)
+            again = f"continue with: {self.folder.resume_command}"
+            raise TrainingStoppedError(f"interrupted at step {step}, which is saved; {again}", INTERRUPTED)
 
     def evaluate(self, epoch: int, ends_epoch: bool) -> None:
         """Measure on valid, remember the best, and close the books of an epoch that ends."""
@@ -347,8 +347,10 @@ class Trainer:
     def describe_divergence(self, loss: float, norm: float, step: int) -> str:
         what = f"norm of the gradient became {norm}" if math.isfinite(loss) else f"loss became {loss}"
         kept = self.folder.describe_newest("good")
-        clip = "" if self.config.train.clip else " or set train.clip"
-        return f"the {what} at step {step}; {kept}; lower train.learning_rate{clip}"
+        cure = "lower train.learning_rate" + ("" if self.config.train.clip else " or set train.clip")
+        if step == 1:  # before anything was learned, no rate is to blame
+            cure = "bring model.embedding_std and the other scales of the model nearer to their defaults"
+        return f"the {what} at step {step}; {kept}; {cure}"
 
 
 def start(
@@ -400,17 +402,29 @@ def resume(
 
 def train(trainer: Trainer) -> dict[str, Any]:
     """Run to the end. A disk that is full, or a process that is gone, ends it with a sentence, the checkpoint whole."""
-    try:
-        with trainer.display:
-            return trainer.run()
-    except ProcessGroupError as error:
-        kept = trainer.folder.describe_newest("whole")
-        raise ProcessGroupError(f"{error}; {kept}; continue with --resume auto") from None
-    except OSError as error:
-        kept = trainer.folder.describe_newest("whole")
-        raise TrainingStoppedError(
-            f"cannot write to {trainer.folder} ({error.strerror or error}); {kept}; "
-            "make room and continue with --resume auto"
-        ) from None
-    finally:
-        trainer.folder.release()
+    folder = trainer.folder
+    with trainer.interrupts:
+        try:
+            with trainer.display:
+                return trainer.run()
+        except ProcessGroupError as error:
+            kept = folder.describe_newest("whole")
+            raise ProcessGroupError(f"{error}; {kept}; continue with --resume auto") from None
+        except KeyboardInterrupt:
+            raise TrainingStoppedError(
+                f"stopped at once, at step {trainer.progress.step}; {folder.describe_newest('whole')}; continue with: "
+                + folder.resume_command,
+                INTERRUPTED,
+            ) from None
+        except OSError as error:
+            if not folder.path.is_dir():
+                raise TrainingStoppedError(
+                    f"the run folder {folder!r} is gone: it was moved or removed while it was trained in; put it back, "
+                    "or continue where it is now with --resume FOLDER"
+                ) from None
+            raise TrainingStoppedError(
+                f"cannot write to {folder} ({error.strerror or error}); {folder.describe_newest('whole')}; make room "
+                "and continue with --resume auto"
+            ) from None
+        finally:
+            folder.release()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.files import clear_scratch, inside, remove_folder, write_whole
-from some_moe.processes import take_lock
+from some_moe.processes import quote_command, take_lock
 from some_moe.reading import read_object
 from some_moe.records import WHOLE_RESULT, cut_log, drop_nan, read_log, read_record
 
@@ -97,6 +97,11 @@ class RunFolder:
         """Say which checkpoint a run that has stopped can go on from."""
         newest = self.newest_checkpoint()
         return f"the last {quality} checkpoint is {newest}" if newest else "no checkpoint had been saved yet"
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on."""
+        return quote_command(["some", "train", "--out", str(self), "--resume", "auto"])
 
     def choose_checkpoint(self, which: str) -> Path:
         """Find the checkpoint called best, last or step-N."""

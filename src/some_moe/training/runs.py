@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from some_moe.config import ConfigError, RunConfig
 from some_moe.errors import in_a_sentence
 from some_moe.layout import format_number
+from some_moe.memory import refuse_too_large
 from some_moe.training.run_folder import RunFolder, read_log, read_state_file
 
 if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
@@ -67,6 +68,7 @@ class Run:
             for chosen in ("checkpoint", "step"):
                 self.__dict__.pop(chosen, None)
         config = self.config
+        refuse_too_large(config, self._device, training=False)
         model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)
         load_model(self.checkpoint, model)
         return model.eval()
