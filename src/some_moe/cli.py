@@ -161,7 +161,7 @@ class Interrupts:
 
     def end(self, code: int) -> NoReturn:
         """Leave; an interrupted command at once, for threads and libraries would take their time."""
-        if Interrupts.noted:
+        if Interrupts.noted or code == INTERRUPTED:
             sys.stderr.flush()
             os._exit(code)
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
