@@ -40,7 +40,7 @@ ALLOWED = {
     "commands": LEAVES | CORE | {"parallel", "glass", "lab", "cli", "api"},
     "cli": LEAVES,  # commands are named in a table, and imported when one of them runs
     "__main__": {"cli"},
-    "api": LEAVES | {"training", "parallel", "sinks", "lab"},
+    "api": LEAVES | {"data", "training", "parallel", "sinks", "lab"},
     "__init__": LEAVES | {"api", "glass", "model", "training"},
 }
 BRINGS_FAST = {"training/machine.py", "__init__.py"}
@@ -90,7 +90,7 @@ def test_listing_rooms_never_import_torch(path: Path) -> None:
 # own. The core is what a newcomer reads in an afternoon.
 BUDGETS = {
     "config": 780,
-    "data": 880,
+    "data": 900,
     "experts": 660,
     "model": 1_640,
     "metrics": 290,

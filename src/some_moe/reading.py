@@ -3,11 +3,13 @@
 Nothing but regular files is opened, nothing is run, and nothing larger than it may be is read. Imports no torch.
 """
 
+import gzip
 import json
 import os
 import re
 import stat
 from collections.abc import Mapping
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from some_moe.errors import ConfigError
 LARGEST_TEXT = 1 << 28  # bytes of a file that is read into memory whole
 LARGEST_TENSORS = 1 << 40
 HEADER_BYTES = 1 << 24  # room for the names in a safetensors file
+# A packed file may give so many bytes: text packs ten times smaller, hardly ever a hundred times.
+UNPACKED_FREE, UNPACKED_TIMES, UNPACKED_MOST = 1 << 28, 100, 1 << 32
+PIECE = 1 << 20  # bytes that are unpacked at a time
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 RESTORE = "restore it, or give another"
 # Control characters could rule the terminal that they are printed on; halves of characters cannot be printed at all.
@@ -51,6 +56,27 @@ def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
         return read_bytes(path, largest).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{str(path)!r} is not UTF-8 text (byte {error.start}); convert it, or {RESTORE}") from None
+
+
+def unpack(path: str | Path) -> bytes:
+    """The bytes that a gzip file holds; no more of them than it may give."""
+    refuse_irregular(path)
+    unpacked = bytearray()
+    try:
+        with gzip.open(path) as file:
+            while piece := file.read(PIECE):
+                unpacked += piece
+                refuse_bomb(path, len(unpacked))
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise ConfigError(f"{str(path)!r} is no whole gzip file; pack it again, or give it unpacked") from None
+    return bytes(unpacked)
+
+
+def refuse_bomb(path: str | Path, unpacked: int) -> None:
+    """Refuse a packed file that has given far more bytes than it has."""
+    most = min(UNPACKED_MOST, max(UNPACKED_FREE, UNPACKED_TIMES * os.stat(path).st_size))
+    if unpacked > most:
+        raise ConfigError(f"{str(path)!r} gives more than the {most:,} bytes that it may; give it unpacked, in parts")
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -1,22 +1,24 @@
 """Files of documents: text, JSON, Parquet, text packed by gzip. Whatever is in them, it is read or named."""
 
-import gzip
 import json
-import os
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.reading import clean, parse_json, read_text, refuse_irregular, refuse_unprintable
+from some_moe.reading import (
+    clean,
+    parse_json,
+    read_text,
+    refuse_bomb,
+    refuse_irregular,
+    refuse_unprintable,
+    unpack,
+)
 
 END_OF_TEXT = "<|endoftext|>"
-PIECE = 1 << 20  # bytes that are unpacked at a time
-# A packed file may give so many bytes: text packs ten times smaller, hardly ever a hundred times.
-UNPACKED_FREE, UNPACKED_TIMES, UNPACKED_MOST = 1 << 28, 100, 1 << 32
 
 
 def kind_of(path: Path) -> str:
@@ -48,30 +50,12 @@ def _read_text(path: Path) -> str:
         text = read_text(path, sys.maxsize)
     else:
         try:
-            text = _unpack(path).decode("utf-8-sig")
+            text = unpack(path).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{str(path)!r} holds no UTF-8 text (byte {error.start}); convert it") from None
     if "\0" in text:
         raise ConfigError(f"data.source {str(path)!r} is binary, not text; give a text file")
     return text
-
-
-def _unpack(path: Path) -> bytes:
-    unpacked = bytearray()
-    try:
-        with gzip.open(path) as file:
-            while piece := file.read(PIECE):
-                unpacked += piece
-                _refuse_bomb(path, len(unpacked))
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise ConfigError(f"{str(path)!r} is no whole gzip file; pack it again, or give it unpacked") from None
-    return bytes(unpacked)
-
-
-def _refuse_bomb(path: Path, unpacked: int) -> None:
-    most = min(UNPACKED_MOST, max(UNPACKED_FREE, UNPACKED_TIMES * os.stat(path).st_size))
-    if unpacked > most:
-        raise ConfigError(f"{str(path)!r} gives more than the {most:,} bytes that it may; give it unpacked, in parts")
 
 
 def _read_txt(path: Path, config: DataConfig) -> Iterator[str]:
@@ -149,7 +133,7 @@ def _read_parquet(path: Path, config: DataConfig) -> Iterator[str]:
             refuse_absent(field, file.schema_arrow.names, repr(str(path)))
             for batch in file.iter_batches(batch_size=1024, columns=[field]):
                 unpacked += batch.nbytes
-                _refuse_bomb(path, unpacked)
+                refuse_bomb(path, unpacked)
                 for text in batch.column(0).to_pylist():
                     yield text_of({field: text}, f"{str(path)!r}, row {row},", field)
                     row += 1

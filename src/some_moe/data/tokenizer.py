@@ -1,17 +1,43 @@
 """Byte-level BPE: any text in, ids out, and back to the same text. Trained on the training split alone."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from some_moe.config import ConfigError
+from some_moe.progress import listen
+from some_moe.reading import RESTORE, clean, parse_json, read_text
 
 PAD, BOS, EOS = 0, 1, 2
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>")
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
+LONGEST_WORD = 256  # characters; learning takes the square of a word's length
+ENDLESS = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
+CHUNK = 1 << 20  # characters that are encoded at a time: the backend keeps a hundred bytes of each token
+OWN = "use one that this program trained"
+# What a tokenizer.json of this program says; others would lose text, or take any time for it.
+PARTS: dict[str, dict[str, Any]] = {
+    "model": {"type": "BPE", "dropout": None},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+    "decoder": {"type": "ByteLevel"},
+}
+ABSENT = ("normalizer", "post_processor", "truncation", "padding")
+
+
+def cut_words(text: str) -> Iterator[str]:
+    """The text in pieces, cut where a word (or a gap) is longer than LONGEST_WORD; any other text is one piece."""
+    start = 0
+    for word in ENDLESS.finditer(text):
+        for end in range(word.start() + LONGEST_WORD, word.end(), LONGEST_WORD):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 class Tokenizer:
@@ -23,7 +49,10 @@ class Tokenizer:
         backend.encode_special_tokens = True
         for token_id, token in enumerate(SPECIAL_TOKENS):
             if backend.token_to_id(token) != token_id:
-                raise ConfigError(f"the tokenizer has no {token} at id {token_id}; use one that this program trained")
+                raise ConfigError(f"the tokenizer has no {token} at id {token_id}; {OWN}")
+        vocabulary, alphabet = backend.get_vocab(), pre_tokenizers.ByteLevel.alphabet()
+        if {*vocabulary.values()} != {*range(len(vocabulary))} or not {*alphabet} <= {*vocabulary}:
+            raise ConfigError(f"the tokenizer's ids have gaps, or not every byte has one; {OWN}")
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
@@ -34,28 +63,39 @@ class Tokenizer:
         backend = Backend(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
+        pieces = (piece for text in texts for piece in cut_words(text))
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        backend.train_from_iterator(texts, trainer)
+        listen(lambda: backend.train_from_iterator(pieces, trainer))
         return cls(backend)
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
         try:
-            return cls(Backend.from_str(text))
+            found = parse_json(text)
+            for part, fields in PARTS.items():
+                if any(found[part].get(name) != value for name, value in fields.items()):
+                    raise ConfigError(f"the tokenizer's {part} is none of this program; {OWN}")
+            for part in ABSENT:
+                if found.get(part) is not None:
+                    raise ConfigError(f"the tokenizer has a {part}, which loses text; {OWN}")
+            tokenizer = cls(Backend.from_str(text))
+            if [token["content"] for token in found["added_tokens"]] != [*SPECIAL_TOKENS]:
+                raise ConfigError(f"the tokenizer has other special tokens than {', '.join(SPECIAL_TOKENS)}; {OWN}")
+            return tokenizer
         except ConfigError:
             raise
         except Exception as error:
             # The backend raises bare Exceptions; whatever it says, the file is not a tokenizer.
-            raise ConfigError(f"the tokenizer file cannot be read ({error}); restore it from its run") from None
+            raise ConfigError(f"the tokenizer file cannot be read ({clean(str(error))[:200]}); {RESTORE}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        return cls.from_json(read_text(path))
 
     def to_json(self) -> str:
         return self.backend.to_str()
@@ -69,7 +109,18 @@ class Tokenizer:
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.backend.encode_batch(list(texts))]
+        encode = partial(self.backend.encode_batch, list(texts))
+        takes_long = sum(map(len, texts)) > CHUNK
+        return [encoding.ids for encoding in (listen(encode) if takes_long else encode())]
+
+    def encode_each(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """The same for any number of texts, some at a time."""
+        start = size = 0
+        for end, text in enumerate(texts, 1):
+            size += len(text)
+            if size > CHUNK or end == len(texts):
+                yield from self.encode_many(texts[start:end])
+                start, size = end, 0
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; special tokens are left out."""
