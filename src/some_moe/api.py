@@ -4,6 +4,7 @@ from pathlib import Path
 
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config.run import LENGTH
+from some_moe.data.dataset import settle_data
 from some_moe.errors import in_a_sentence
 from some_moe.lab.jobs import list_differences
 from some_moe.lab.registry.presets import find_preset
@@ -14,6 +15,8 @@ from some_moe.training import loop
 from some_moe.training.machine import choose_machine, settle_experts
 from some_moe.training.run_folder import ReadOnlyFolder, RunFolder, find_checkpoint, find_run
 from some_moe.training.runs import Run
+
+WORTH_A_CURE = 0.05  # share of the tokens that are cut off
 
 
 @in_a_sentence()
@@ -47,7 +50,7 @@ def train(
         if resume is None or not folder.exists():
             if config is None:
                 raise ConfigError("a new run needs a config; give a RunConfig, a preset such as demo, or a config.yaml")
-            config = settle_experts(config)
+            config = settle_data(settle_experts(config))
             refuse_too_large(config, choose_machine(config.train, group).device, training=True)
             source = None if init_from is None else find_checkpoint(init_from)
             with group.setting_up():
@@ -103,14 +106,19 @@ def _finish(trainer: loop.Trainer) -> Run:
     data, display = trainer.dataset, trainer.display
     device = trainer.group.describe(trainer.machine.describe())
     trainable, total = trainer.model.count_parameters()
-    ids, cut = len(data.train.ids), data.train.num_cut
+    ids, cut, stories, rows = len(data.train.ids), data.train.num_cut, data.train.num_stories, len(data.train)
+    in_rows = f" in {rows:,} rows" if rows > stories else ""
     display.say(
-        f"{len(data.train):,} training stories, {ids:,} tokens, vocabulary {data.tokenizer.vocab_size:,}; "
+        f"{stories:,} training stories{in_rows}, {ids:,} tokens, vocabulary {data.tokenizer.vocab_size:,}; "
         f"{trainable:,} parameters trained of {total:,}; {trainer.total_steps:,} steps on {device}"
     )
     if data.duplicates:
         display.say(f"{data.duplicates:,} repeated stories were left out")
+    if data.unused:
+        of_all = f"{stories:,} of {stories + data.unused:,} training stories"
+        display.say(f"{of_all} are used (data.train_subset_size; null takes all)")
     if cut:
-        seq_len = trainer.config.data.seq_len
-        display.say(f"{cut / (ids + cut):.1%} of the training tokens lie beyond seq_len {seq_len} and are cut off")
+        lost, seq_len = cut / (ids + cut), trainer.config.data.seq_len
+        cure = "; --data.long split makes rows of them" if lost > WORTH_A_CURE else ""
+        display.say(f"{lost:.1%} of the training tokens lie beyond seq_len {seq_len} and are cut off{cure}")
     return Run(trainer.folder.path, trainer.config, result=loop.train(trainer))

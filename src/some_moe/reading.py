@@ -8,8 +8,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 

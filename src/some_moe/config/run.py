@@ -57,10 +57,16 @@ class RunConfig(Config):
         return min(steps, self.train.max_steps or steps)
 
     @property
+    def splits_long(self) -> bool:
+        """Whether a new run splits what is longer than a row: own texts, unless data.long says otherwise."""
+        own = self.data.source != "stories" and self.experiment is None
+        return self.data.long == "split" or (self.data.long == "auto" and own)
+
+    @property
     def known_steps(self) -> int | None:
         """Optimizer steps where the config alone tells; None where the data must be read."""
-        num_rows = self.data.train_subset_size  # one story is one row, unless they are packed
-        if num_rows is None or self.data.batching == "packed":
+        num_rows = self.data.train_subset_size  # one story is one row, unless they are packed or split
+        if num_rows is None or self.data.batching == "packed" or self.splits_long:
             return self.train.max_steps
         return self.count_steps(num_rows)
 

@@ -20,7 +20,9 @@ class DataConfig(Config):
     text_field: Annotated[str, Field(min_length=1)] = "text"
     """The field or column that holds the text, in .json, .jsonl, .parquet and hf: sources."""
     seq_len: Annotated[int, Field(ge=2, le=1 << 20)] = 384
-    """Longest row, in tokens; a longer story is cut."""
+    """Longest row, in tokens."""
+    long: Literal["auto", "cut", "split"] = "auto"
+    """A document longer than seq_len is cut, or split into rows; auto splits own texts of new runs, else it cuts."""
     separator: str = ""
     """What ends a document in a .txt file; empty means <|endoftext|> where it occurs, else a blank line."""
     tokenizer: str | None = None

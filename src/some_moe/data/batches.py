@@ -28,10 +28,13 @@ BUCKET_BATCHES = 32  # so many batches are sorted by length together
 
 @dataclass(frozen=True)
 class Rows:
-    """Many stories, end to end: story i is ids[starts[i] : starts[i+1]], bos and eos included, in 16 bits."""
+    """Many rows, end to end: row i is ids[starts[i] : starts[i+1]], bos and eos included, in 16 bits.
+
+    A row is a story, or a part of a long one where `data.long` splits these.
+    """
 
     ids: np.ndarray  # (total,) uint16
-    starts: np.ndarray  # (stories + 1,) int64
+    starts: np.ndarray  # (rows + 1,) int64
     num_cut: int = 0  # ids that lay beyond seq_len
 
     def __len__(self) -> int:
@@ -45,19 +48,28 @@ class Rows:
         """Positions each story fills: one less than its ids."""
         return np.diff(self.starts) - 1
 
+    @property
+    def num_stories(self) -> int:
+        """Stories that the rows were made of: each begins with bos, and the rows that go on with a long one do not."""
+        return int((self.ids[self.starts[:-1]] == BOS).sum())
+
     def to_lists(self) -> list[list[int]]:
         return [self[story].tolist() for story in range(len(self))]
 
 
-def encode_rows(texts: list[str], tokenizer: Tokenizer, seq_len: int) -> Rows:
-    """Encode stories; one that fills more than seq_len positions is cut (and then has no eos)."""
+def encode_rows(texts: list[str], tokenizer: Tokenizer, seq_len: int, *, split: bool = False) -> Rows:
+    """Encode stories; one that fills more than seq_len positions is cut (and then has no eos), or split.
+
+    A row of a story that was split begins with the id that the row before it ends with: each is a target once.
+    """
     if tokenizer.vocab_size > 1 << 16:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, more than 16 bits hold; use a smaller one")
     pieces, num_cut = [], 0
-    for ids in tokenizer.encode_many(texts):
+    for ids in tokenizer.encode_each(texts):
         whole = [BOS, *ids, EOS]
-        num_cut += max(0, len(whole) - seq_len - 1)
-        pieces.append(np.array(whole[: seq_len + 1], dtype=np.uint16))
+        kept = np.array(whole if split else whole[: seq_len + 1], dtype=np.uint16)
+        num_cut += len(whole) - len(kept)
+        pieces += [kept[start : start + seq_len + 1] for start in range(0, len(kept) - 1, seq_len)]
     starts = np.cumsum([0, *map(len, pieces)])
     return Rows(np.concatenate(pieces) if pieces else np.zeros(0, np.uint16), starts, num_cut)
 

@@ -4,22 +4,24 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from some_moe.config import ConfigError, DataConfig
+from some_moe.config import ConfigError, DataConfig, RunConfig
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.sources import SPLITS, Corpus, load_corpus
 from some_moe.data.tokenizer import Tokenizer
+from some_moe.errors import in_a_sentence
+from some_moe.progress import Say, announce, say_nothing
 from some_moe.stories import generator
 
 CACHE_VERSION = 2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Dataset:
     """Everything that training reads."""
 
@@ -29,6 +31,7 @@ class Dataset:
     test: Rows
     digest: str  # a hash of the ids of all splits: a resumed run must find the same
     duplicates: int  # documents that were left out as repeats
+    unused: int = 0  # training documents that data.train_subset_size leaves out
 
 
 def cache_folder() -> Path:
@@ -36,11 +39,27 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SOME_CACHE") or Path.home() / ".cache" / "some-moe")
 
 
-def prepare(config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None = None) -> Dataset:
+def settle_data(config: RunConfig) -> RunConfig:
+    """The config of a new run, which says what is done with long documents."""
+    return config.override({"data.long": "split" if config.splits_long else "cut"})
+
+
+@in_a_sentence()
+def prepare(
+    config: DataConfig,
+    vocab_size: int,
+    tokenizer: Tokenizer | None = None,
+    *,
+    offline: bool = False,
+    say: Say = say_nothing,
+) -> Dataset:
     """Load, tokenize and encode what the config asks for; from the cache where the same was made before.
 
-    tokenizer: use this one (a run's own, on resume) instead of data.tokenizer or a newly trained one.
+    tokenizer: use this one (a run's own, on resume) instead of data.tokenizer or a newly trained one. offline: read a
+    dataset of the hub only where it lies on this machine. say: hears of what takes long.
     """
+    if config.source == "stories" and os.path.lexists("stories"):
+        say("data.source 'stories' means the generated ones; what is called so in this folder is './stories'")
     if tokenizer is None and config.tokenizer is not None:
         try:
             tokenizer = Tokenizer.load(config.tokenizer)
@@ -50,15 +69,17 @@ def prepare(config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None = N
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, but model.vocab_size is {vocab_size}; raise vocab_size"
         )
-    corpus = None if config.source == "stories" else load_corpus(config)
+    corpus = None if config.source == "stories" else load_corpus(config, say, offline=offline)
     content = _digest_generator(config) if corpus is None else corpus.digest()
     fixed = "" if tokenizer is None else tokenizer.to_json()
-    wanted = json.dumps([CACHE_VERSION, content, vocab_size, config.seq_len, fixed])
+    # A saved "auto" is of a run from before long documents could be split.
+    split = config.long == "split"
+    wanted = json.dumps([CACHE_VERSION, content, vocab_size, config.seq_len, fixed] + ["split"] * split)
     file = cache_folder() / f"{hashlib.sha256(wanted.encode()).hexdigest()[:32]}.safetensors"
     cached = _read_cache(file)
     if cached is not None:
-        return cached
-    dataset = _encode(corpus or load_corpus(config), config, vocab_size, tokenizer)
+        return replace(cached, unused=corpus.unused if corpus else 0)
+    dataset = _encode(corpus or load_corpus(config, say), config, vocab_size, tokenizer, say)
     _write_cache(file, dataset)
     return dataset
 
@@ -70,7 +91,7 @@ def _digest_generator(config: DataConfig) -> str:
     return hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()
 
 
-def _encode(corpus: Corpus, config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None) -> Dataset:
+def _encode(corpus: Corpus, config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None, say: Say) -> Dataset:
     for split in SPLITS:
         if not getattr(corpus, split):
             found = sum(len(getattr(corpus, one)) for one in SPLITS)
@@ -78,13 +99,19 @@ def _encode(corpus: Corpus, config: DataConfig, vocab_size: int, tokenizer: Toke
                 f"data.source {config.source!r} leaves no {split} story: it has {found} documents; give it more, or "
                 "say where they end by data.separator, such as '\\n' for one a line (blank lines are the default)"
             )
-    tokenizer = tokenizer or Tokenizer.train(corpus.train, vocab_size)
-    splits = {split: encode_rows(getattr(corpus, split), tokenizer, config.seq_len) for split in SPLITS}
+    if tokenizer is None:
+        with announce(say, f"learning a vocabulary of {vocab_size:,} from {len(corpus.train):,} stories …"):
+            tokenizer = Tokenizer.train(corpus.train, vocab_size)
+    texts = {split: getattr(corpus, split) for split in SPLITS}
+    with announce(say, f"encoding {sum(map(len, texts.values())):,} stories …"):
+        long = {"split": config.long == "split"}
+        splits = {split: encode_rows(texts[split], tokenizer, config.seq_len, **long) for split in SPLITS}
     total = hashlib.sha256()
     for rows in splits.values():
         total.update(rows.ids.tobytes())
         total.update(rows.starts.tobytes())
-    return Dataset(tokenizer=tokenizer, **splits, digest=total.hexdigest(), duplicates=corpus.duplicates)
+    left_out = (corpus.duplicates, corpus.unused)
+    return Dataset(tokenizer, splits["train"], splits["valid"], splits["test"], total.hexdigest(), *left_out)
 
 
 def _write_cache(file: Path, dataset: Dataset) -> None:
@@ -117,6 +144,7 @@ def _read_cache(file: Path) -> Dataset | None:
                 for split, num_cut in about["num_cut"].items()
             }
         tokenizer = Tokenizer.from_json(about["tokenizer"])
-        return Dataset(tokenizer=tokenizer, **splits, digest=about["digest"], duplicates=about["duplicates"])
+        train, valid, test = (splits[split] for split in SPLITS)
+        return Dataset(tokenizer, train, valid, test, about["digest"], about["duplicates"])
     except Exception:
         return None

@@ -99,8 +99,8 @@ def find_standing(job: Job, folder: RunFolder) -> Standing:
 
 
 def list_differences(there: RunConfig, here: RunConfig) -> list[str]:
-    """Name each field that differs. How experts are stored is left to the machine where it was not asked for."""
+    """Name each field that differs. What was left to be settled when the run began is as it was settled then."""
     saved, wanted = there.flatten(), here.flatten()
-    if wanted["model.expert_dtype"] == "auto":
-        wanted["model.expert_dtype"] = saved["model.expert_dtype"]
+    for name in ("model.expert_dtype", "data.long"):
+        wanted[name] = saved[name] if wanted[name] == "auto" else wanted[name]
     return [f"{name} ({saved[name]} there, {wanted[name]} here)" for name in saved if saved[name] != wanted[name]]

@@ -70,14 +70,16 @@ def count_stories(data: DataConfig) -> Stories:
     """Read the source and count what a run with this config would get. Each source is read once."""
     sizes = (data.train_subset_size, data.val_subset_size, data.val_subset_size)
     # Generated stories are as many as are asked for, but for repeats; of others all are counted once, then cut.
-    there = _count(data.source, data.separator, *(sizes[:2] if data.source == "stories" else (None, None)))
+    there = _count(
+        data.source, data.text_field, data.separator, *(sizes[:2] if data.source == "stories" else (None, None))
+    )
     return Stories(*(count if size is None else min(count, size) for count, size in zip(there, sizes, strict=True)))
 
 
 @cache
-def _count(source: str, separator: str, train_size: int | None, val_size: int | None) -> Stories:
-    wanted = DataConfig(source=source, separator=separator, train_subset_size=train_size, val_subset_size=val_size)
-    corpus = load_corpus(wanted)
+def _count(source: str, field: str, separator: str, train_size: int | None, val_size: int | None) -> Stories:
+    sizes = {"train_subset_size": train_size, "val_subset_size": val_size}
+    corpus = load_corpus(DataConfig(source=source, text_field=field, separator=separator, **sizes))
     return Stories(len(corpus.train), len(corpus.valid), len(corpus.test))
 
 
@@ -85,7 +87,7 @@ def scale(config: RunConfig, stories: Stories) -> tuple[RunConfig, Schedule]:
     """Fit a config to the stories that are there; return it with its schedule."""
     data, rows, eval_every = config.data, config.rows_a_step, config.train.eval_every
     steps_an_epoch = stories.train // rows
-    packed = data.batching == "packed"
+    packed = data.batching == "packed" or data.long == "split"  # a row is then no story
     if steps_an_epoch == 0 and not packed:
         raise ConfigError(
             f"data.source {data.source!r} gives {stories.train} training stories, fewer than one step of {rows}; "

@@ -67,7 +67,7 @@ class Trainer:
         group.refuse_uneven(rows_a_step)
         group.join(self.machine.device)
         with group.one_goes_first():
-            self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer)
+            self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer, say=display.say)
         self.token_bytes = self.dataset.tokenizer.token_bytes()
         self.batches = Batches(
             self.dataset.train,

@@ -75,7 +75,7 @@ class Run:
 
     @in_a_sentence()
     def read_data(self, seq_len: int | None = None) -> "Dataset":
-        """The text that the run was trained on; seq_len: in rows of another length.
+        """The text that the run was trained on; seq_len: one row of so many tokens a story, and the rest cut off.
 
         A config.yaml may come from a stranger and name any file of the reader's: what the run did not know is refused.
         """
@@ -88,9 +88,9 @@ class Run:
                 f"data.source {data.source!r} is not what {str(self.path)!r} was trained on: another text, or one "
                 "that was changed; restore it, or give the text with --data"
             )
-        if seq_len in (None, data.seq_len):
+        if seq_len is None or (seq_len == data.seq_len and data.long != "split"):
             return found
-        return prepare(data.override({"seq_len": seq_len}), vocab_size, self.tokenizer)
+        return prepare(data.override({"seq_len": seq_len, "long": "cut"}), vocab_size, self.tokenizer)
 
     @in_a_sentence()
     def evaluate(
@@ -119,7 +119,7 @@ class Run:
             rows = getattr(own, split)
         else:
             texts = [text for part in read_path(data, config.data).values() for text in part]
-            rows = encode_rows(texts, tokenizer, config.data.seq_len)
+            rows = encode_rows(texts, tokenizer, config.data.seq_len, split=config.data.long == "split")
         model = machine.adopt(model)
         found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
         source = f"{split} split" if data is None else str(data)
