@@ -9,8 +9,8 @@ import some_moe
 
 ROOT = Path(some_moe.__file__).parent
 LEAVES = {
-    "config", "errors", "files", "hashing", "layout", "memory", "precision", "processes", "progress", "reading",
-    "records",
+    "cache", "config", "errors", "files", "hashing", "layout", "memory", "precision", "processes", "progress",
+    "reading", "records",
 }  # fmt: skip
 CORE = {"config", "data", "experts", "model", "metrics", "training"}
 # Which rooms a room may import. `fast` stands nowhere: two places bring it in, see BRINGS_FAST.
@@ -21,6 +21,7 @@ ALLOWED = {
     "records": {"errors", "files", "reading"},
     "processes": {"errors"},
     "progress": set(),
+    "cache": {"errors", "files", "progress", "reading"},
     "hashing": set(),
     "layout": set(),
     "memory": {"config"},
@@ -101,7 +102,7 @@ BUDGETS = {
     "stories": 410,
     "glass": 4_700,
     "lab": 3_250,
-    "commands": 820,
+    "commands": 900,
     "cli": 310,
     "api": 120,
     "layout": 160,
@@ -111,6 +112,7 @@ BUDGETS = {
     "memory": 120,
     "processes": 130,
     "progress": 50,
+    "cache": 160,
     "reading": 160,
     "records": 250,
     "precision": 30,

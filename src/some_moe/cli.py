@@ -85,6 +85,13 @@ COMMANDS: Commands = {
             "compare": ("set measured figures beside the published ones", "results:compare_published"),
         },
     ),
+    "cache": (
+        "prepared data, which is kept to be used again",
+        {
+            "list": ("list it, the last used first", "cache:list_cache"),
+            "clear": ("remove it, or what was not used lately", "cache:clear_cache"),
+        },
+    ),
     "bench": (
         "how fast it is, beside what others do",
         {

@@ -2,13 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from some_moe import cache
+from some_moe.cache import cache_folder
 from some_moe.config import ConfigError, DataConfig
 from some_moe.data.batches import encode_rows
-from some_moe.data.dataset import cache_folder, prepare
+from some_moe.data.dataset import prepare
 from some_moe.data.tokenizer import BOS, EOS, Tokenizer
+from some_moe.reading import read_tensors
 from some_moe.stories import generator
 
 TEXTS = [f"There were {n} small frogs in pond {n * 7 % 50}." for n in range(120)]
@@ -78,12 +84,106 @@ def test_changed_words_of_the_stories_miss_the_cache(
     assert len(list(cache_folder().iterdir())) == 2
 
 
-def test_a_damaged_cache_entry_is_made_again(source: Path) -> None:
-    config = DataConfig(source=str(source))
+def the_file() -> Path:
+    (file,) = cache_folder().glob("*.safetensors")
+    return file
+
+
+def change(file: Path, *, seals: bool, **changes: np.ndarray | str) -> None:
+    """Change arrays or words of a prepared file; seals: as somebody would who knows how it is sealed."""
+    arrays, words = read_tensors(file)
+    arrays |= {name.replace("_", "."): value for name, value in changes.items() if isinstance(value, np.ndarray)}
+    words |= {name: value for name, value in changes.items() if isinstance(value, str)}
+    if seals:
+        words["seal"] = cache.seal(WANTED[-1], words["about"], arrays)
+    save_file(arrays, file, words)
+
+
+WANTED: list[str] = []
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the words that data is asked for by."""
+    real = cache.file_of
+
+    def file_of(wanted: str) -> Path:
+        WANTED.append(wanted)
+        return real(wanted)
+
+    monkeypatch.setattr(cache, "file_of", file_of)
+
+
+def test_a_damaged_cache_entry_is_made_again_with_a_word(source: Path) -> None:
+    config, said = DataConfig(source=str(source)), []
     first = prepare(config, 400)
-    for entry in cache_folder().iterdir():
-        entry.write_bytes(b"broken")
-    assert prepare(config, 400).digest == first.digest
+    file = the_file()
+    good = file.read_bytes()
+    for damage in (b"", b"broken", good[:-2], good[:-1] + bytes([good[-1] ^ 1]), good[:8] + b"x" + good[9:]):
+        file.write_bytes(damage)
+        assert prepare(config, 400, say=said.append).digest == first.digest
+        assert said.pop().endswith("cannot be used (it is not what was stored), and is made again")
+    assert prepare(config, 400, say=said.append).digest == first.digest
+    assert not said
+
+
+@pytest.mark.parametrize("seals", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train_ids": np.full(50, 60_000, np.uint16), "train_starts": np.array([0, 25, 50])},
+        {"train_ids": np.full((50, 2), 5, np.uint16), "train_starts": np.array([0, 25, 50])},
+        {"train_ids": np.full(50, 5, np.int32), "train_starts": np.array([0, 25, 50])},
+        {"train_ids": np.full(50, 5, np.uint16), "train_starts": np.array([0, 25, 51])},
+        {"train_ids": np.full(50, 5, np.uint16), "train_starts": np.array([0, -3, 50])},
+        {"train_ids": np.full(50, 5, np.uint16), "train_starts": np.array([0, 50])},
+        {"train_ids": np.zeros(0, np.uint16), "train_starts": np.array([0])},
+        {"about": "[]"},
+        {"about": "[" * 100_000},
+        {"about": json.dumps([Tokenizer.train(TEXTS, 600).to_json(), 0, 0, 0, 0])},
+    ],
+    ids=range(10),
+)
+@pytest.mark.usefixtures("heard")
+def test_prepared_data_that_does_not_fit_is_made_again(source: Path, changes: dict[str, Any], seals: bool) -> None:
+    config, said = DataConfig(source=str(source), seq_len=32), []
+    first = prepare(config, 400)
+    change(the_file(), seals=seals, **changes)
+    again = prepare(config, 400, say=said.append)
+    assert again.digest == first.digest
+    assert again.train.to_lists() == first.train.to_lists()
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("heard")
+def test_prepared_data_of_another_tokenizer_is_made_again(source: Path) -> None:
+    config, own = DataConfig(source=str(source), seq_len=32), Tokenizer.train(TEXTS, 350)
+    first = prepare(config, 400, own)
+    _, words = read_tensors(the_file())
+    other = [Tokenizer.train(TEXTS[:3], 300).to_json(), *json.loads(words["about"])[1:]]
+    change(the_file(), seals=True, about=json.dumps(other))
+    assert prepare(config, 400, own).tokenizer.to_json() == first.tokenizer.to_json() == own.to_json()
+
+
+def test_data_prepared_for_one_question_is_no_answer_to_another(source: Path) -> None:
+    config, said = DataConfig(source=str(source), seq_len=32), []
+    prepare(config, 400)
+    first = the_file().read_bytes()
+    the_file().unlink()
+    wanted = prepare(config, 350)
+    the_file().write_bytes(first)
+    assert prepare(config, 350, say=said.append).digest == wanted.digest
+    assert len(said) == 1
+
+
+def test_what_is_called_like_the_generated_stories_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, said = DataConfig(train_subset_size=8, val_subset_size=2), []
+    prepare(config, 300, say=said.append)
+    assert not said
+    Path("stories").mkdir()
+    prepare(config, 300, say=said.append)
+    assert said == ["data.source 'stories' means the generated ones; what is called so in this folder is './stories'"]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import os
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+import numpy as np
 
+from some_moe import cache
 from some_moe.config import ConfigError, DataConfig, RunConfig
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.sources import SPLITS, Corpus, load_corpus
@@ -29,14 +29,18 @@ class Dataset:
     train: Rows
     valid: Rows
     test: Rows
-    digest: str  # a hash of the ids of all splits: a resumed run must find the same
+    _: KW_ONLY
     duplicates: int  # documents that were left out as repeats
     unused: int = 0  # training documents that data.train_subset_size leaves out
 
-
-def cache_folder() -> Path:
-    """Where prepared data is kept: $SOME_CACHE, or ~/.cache/some-moe."""
-    return Path(os.environ.get("SOME_CACHE") or Path.home() / ".cache" / "some-moe")
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the ids of all splits: a resumed run must find the same."""
+        total = hashlib.sha256()
+        for rows in (self.train, self.valid, self.test):
+            total.update(rows.ids.tobytes())
+            total.update(rows.starts.tobytes())
+        return total.hexdigest()
 
 
 def settle_data(config: RunConfig) -> RunConfig:
@@ -75,12 +79,15 @@ def prepare(
     # A saved "auto" is of a run from before long documents could be split.
     split = config.long == "split"
     wanted = json.dumps([CACHE_VERSION, content, vocab_size, config.seq_len, fixed] + ["split"] * split)
-    file = cache_folder() / f"{hashlib.sha256(wanted.encode()).hexdigest()[:32]}.safetensors"
-    cached = _read_cache(file)
+    cached = cache.load(wanted, partial(_open, config, vocab_size, fixed), say)
     if cached is not None:
         return replace(cached, unused=corpus.unused if corpus else 0)
     dataset = _encode(corpus or load_corpus(config, say), config, vocab_size, tokenizer, say)
-    _write_cache(file, dataset)
+    splits = {split: getattr(dataset, split) for split in SPLITS}
+    arrays = {f"{split}.{part}": getattr(rows, part) for split, rows in splits.items() for part in ("ids", "starts")}
+    left_out = [dataset.duplicates, *(rows.num_cut for rows in splits.values())]
+    label = {"source": config.source, "tokens": str(sum(len(rows.ids) for rows in splits.values()))}
+    cache.store(wanted, arrays, json.dumps([dataset.tokenizer.to_json(), *left_out]), label)
     return dataset
 
 
@@ -106,45 +113,28 @@ def _encode(corpus: Corpus, config: DataConfig, vocab_size: int, tokenizer: Toke
     with announce(say, f"encoding {sum(map(len, texts.values())):,} stories …"):
         long = {"split": config.long == "split"}
         splits = {split: encode_rows(texts[split], tokenizer, config.seq_len, **long) for split in SPLITS}
-    total = hashlib.sha256()
-    for rows in splits.values():
-        total.update(rows.ids.tobytes())
-        total.update(rows.starts.tobytes())
-    left_out = (corpus.duplicates, corpus.unused)
-    return Dataset(tokenizer, splits["train"], splits["valid"], splits["test"], total.hexdigest(), *left_out)
+    return Dataset(tokenizer, *splits.values(), duplicates=corpus.duplicates, unused=corpus.unused)
 
 
-def _write_cache(file: Path, dataset: Dataset) -> None:
-    """Write whole and rename; a cache that cannot be written is done without."""
-    rows = {split: getattr(dataset, split) for split in SPLITS}
-    arrays = {f"{split}.{part}": getattr(rows[split], part) for split in SPLITS for part in ("ids", "starts")}
-    about = {
-        "tokenizer": dataset.tokenizer.to_json(),
-        "digest": dataset.digest,
-        "duplicates": dataset.duplicates,
-        "num_cut": {split: rows[split].num_cut for split in SPLITS},
-    }
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")  # another process may be making the same
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, scratch, {"about": json.dumps(about)})
-        os.replace(scratch, file)
-    except (OSError, SafetensorError):
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
-
-
-def _read_cache(file: Path) -> Dataset | None:
-    """What was made before; None where there is none, and where it is damaged, whatever is wrong with it."""
-    try:
-        with safe_open(file, "numpy") as stored:
-            about = json.loads(stored.metadata()["about"])
-            splits = {
-                split: Rows(stored.get_tensor(f"{split}.ids"), stored.get_tensor(f"{split}.starts"), num_cut)
-                for split, num_cut in about["num_cut"].items()
-            }
-        tokenizer = Tokenizer.from_json(about["tokenizer"])
-        train, valid, test = (splits[split] for split in SPLITS)
-        return Dataset(tokenizer, train, valid, test, about["digest"], about["duplicates"])
-    except Exception:
-        return None
+def _open(config: DataConfig, vocab_size: int, fixed: str, arrays: cache.Arrays, about: str) -> Dataset:
+    """What was prepared before; an error where it is not of the kind that this config asks for."""
+    words, duplicates, *num_cut = json.loads(about)
+    tokenizer = Tokenizer.from_json(words)
+    if fixed not in ("", words) or tokenizer.vocab_size > vocab_size:
+        raise ValueError("another tokenizer")
+    splits = {}
+    for split, cut in zip(SPLITS, num_cut, strict=True):
+        ids, starts = arrays[f"{split}.ids"], arrays[f"{split}.starts"]
+        sizes = np.diff(starts)
+        if ids.ndim != 1 or ids.dtype != np.uint16 or ids.max() >= tokenizer.vocab_size:
+            raise ValueError("ids out of range")
+        if (
+            starts.dtype != np.int64
+            or starts[0] != 0
+            or starts[-1] != len(ids)
+            or sizes.min() < 2
+            or sizes.max() > config.seq_len + 1
+        ):
+            raise ValueError("rows of another length")
+        splits[split] = Rows(ids, starts, int(cut))
+    return Dataset(tokenizer, *splits.values(), duplicates=int(duplicates))
