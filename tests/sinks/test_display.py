@@ -16,9 +16,17 @@ def test_lines_are_printed_as_they_come(capsys: pytest.CaptureFixture[str]) -> N
     display.show(20, 1.25, 12345.6, None)
     assert capsys.readouterr().out.splitlines() == [
         "hello",
-        "step 10/20  loss 1.5000  12,346 tokens/s  gini 0.250",
+        "step 10/20  loss 1.5000  12,346 tokens/s  gini 0.250  0:00:00 left",
         "step 20/20  loss 1.2500  12,346 tokens/s",
     ]
+
+
+def test_the_time_left_follows_from_the_steps_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = Display()
+    display.begin(100, 200)
+    monkeypatch.setattr("time.monotonic", lambda: display.begun + 3700.0)
+    assert display.time_left(150) == "  1:01:40 left"
+    assert display.time_left(100) == display.time_left(200) == ""
 
 
 def test_it_falls_silent_when_the_reader_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

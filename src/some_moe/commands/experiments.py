@@ -52,7 +52,7 @@ def run_experiments(arguments: list[str]) -> int:
         "--results", default="results", metavar="DIR", help="where NAME-seedS.json records go (results)"
     )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="how many runs share the machine (1)")
-    parser.add_argument("--dry-run", action="store_true", help="print what would run; touch nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, and its cost; touch nothing")
     parser.add_argument("--json", action="store_true", help="print one object at the end; progress goes to stderr")
     overrides, words = take_settings(arguments, RUN)
     options = parser.parse(words)
@@ -80,7 +80,7 @@ def run_experiments(arguments: list[str]) -> int:
     jobs = make_jobs(experiments, seeds, overrides)
     queue = Queue(jobs, Path(options.out), Path(options.results), say, at_once=options.at_once)
     if options.dry_run:
-        return write_json(queue.describe()) if options.json else write(format_queue(queue.describe(), **look()))
+        return write_json(queue.foretell()) if options.json else write(format_queue(queue.foretell(), **look()))
     queue.shows_runs = sys.stdout.isatty() and not options.json and options.at_once == 1
     queue.run()
     if options.json:

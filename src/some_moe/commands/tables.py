@@ -1,8 +1,9 @@
 """Tables in the terminal: a finished run, an evaluation, one model at several row lengths, a queue of experiments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from some_moe.lab.estimate import describe_seconds
 from some_moe.layout import (
     ABSENT,
     Column,
@@ -14,6 +15,7 @@ from some_moe.layout import (
     text_column,
     wrap,
 )
+from some_moe.memory import format_bytes
 
 Records = Sequence[dict[str, Any]]
 LAYERS = (
@@ -47,12 +49,19 @@ QUEUE = (
     number_column("gini", "gini", ".3f"),
     number_column("tokens/s", "tokens_per_second", ",.0f"),
     number_column("seconds", "seconds", ",.0f"),
+    number_column("parameters", "total_parameters", ",d"),
+    Column("memory", lambda row: _say(row.get("memory_bytes"), format_bytes), numeric=True),
+    Column("time, roughly", lambda row: _say(row.get("estimated_seconds"), describe_seconds), numeric=True),
     text_column("state", "state"),
 )
 QUEUE_LEGEND = (
     "val loss: nats per real token. padded: over padding too, as the published losses up to v4 are; compare those "
     "with it, and the later ones with val loss. seconds: of training steps."
 )
+
+
+def _say(value: float | None, say: Callable[[float], str]) -> str:
+    return ABSENT if value is None else say(value)
 
 
 def _tabulate(columns: Sequence[Column], records: Records, width: int | None, style: Style) -> list[str]:
@@ -135,7 +144,12 @@ def format_queue(rows: Records, *, width: int | None, style: Style) -> str:
     """What `some experiments run` prints last: one row a job, then why some failed."""
     text_width = min(width or 100, 100)
     lines = ["", *format_table(*make_table(QUEUE, rows, silence=ABSENT), width=width, style=style)]
-    lines += wrap(QUEUE_LEGEND, width=text_width)
+    foretold = [row for row in rows if row.get("memory_bytes")]
+    lines += [] if foretold else wrap(QUEUE_LEGEND, width=text_width)
+    if foretold and (free := foretold[0]["free_bytes"]) is not None:
+        lines += wrap(
+            f"{format_bytes(free)} of memory are free; the time may be half or twice as much", width=text_width
+        )
     for row in rows:
         if row["reason"]:
             lines += wrap(f"{row['experiment']}, seed {row['seed']}: {row['reason']}", width=text_width, bullet="- ")

@@ -9,12 +9,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from some_moe.cli import Interrupts, Parser, look, read_numbers, suggest, write, write_json
 from some_moe.config import Config, RunConfig
 from some_moe.config.base import field_docs
 from some_moe.errors import INTERRUPTED, TrainingStoppedError, UsageError, explain
+from some_moe.reading import parse_yaml
 
 # torchrun ends all processes when one fails: the others wait so long for the first, which says why.
 FAREWELL_SECONDS = 10.0
@@ -65,8 +64,8 @@ def _read_value(text: str) -> Any:
     """Lists, null and switches are read as YAML; numbers and names are left to the config, which knows their type."""
     if text.startswith("[") or text in ("null", "true", "false"):
         try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError:
+            return parse_yaml(text)
+        except ValueError:
             return text
     return text
 
@@ -130,10 +129,8 @@ def train_from_arguments(arguments: list[str]) -> int:
     config = resolve_config(options.preset, options.config, overrides)
     if options.dry_run:
         from some_moe.lab.estimate import estimate
-        from some_moe.training.machine import settle_experts
 
-        config = settle_experts(config)
-        return write(config.to_yaml() + "\n" + estimate(config))
+        return write(estimate(config))
 
     from some_moe.api import find_folder, train
     from some_moe.commands.tables import format_result

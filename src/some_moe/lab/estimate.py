@@ -1,78 +1,128 @@
-"""What a run will cost, before it starts: parameters, memory, and time by timing a step. Writes nothing."""
+"""What a run will cost, before it starts and without a step of it: parameters, memory, and roughly the time.
 
+Writes nothing, and imports torch for a GPU alone, so that it answers at once.
+"""
+
+import os
+import platform
 import time
-
-import torch
+from dataclasses import dataclass
+from functools import cache
 
 from some_moe.config import RunConfig
 from some_moe.config.parameters import count_parameters
-from some_moe.data.batches import Batch
-from some_moe.training.machine import Machine, choose_machine
+from some_moe.lab.bench.shapes import PEAK_FLOPS, step_flops_per_token
+from some_moe.memory import available_bytes, format_bytes, needed_bytes
 
-GIB = 1 << 30
-TIMED_STEPS = 2
+MEASURED_SECONDS = 0.2
+PRODUCT_SIZE = 384  # of the matrices that are multiplied to learn how fast this machine is
+# A step beside its matrix products, as it was on two cores: norms, sorting and softmaxes; then calls, a layer.
+SLOWER, LAYER_SECONDS = 1.3, 0.01
+GPU_SHARE = 0.3  # of a GPU's peak in a whole step: 0.30 to 0.38 in benchmarks/RESULTS.md
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run would compute, as far as its cost depends on it."""
+
+    device: str
+    description: str
+    bf16: bool
+
+    @classmethod
+    def find(cls, config: RunConfig) -> "Place":
+        """Resolve `auto` and refuse what is not there; where no GPU can be, without torch."""
+        name = config.train.device
+        if name == "cpu" or (name == "auto" and not may_have_gpu()):
+            return cls("cpu", f"{platform.machine()} CPU, {os.cpu_count()} cores", config.train.precision == "bf16")
+        from some_moe.training.machine import choose_machine
+
+        machine = choose_machine(config.train)
+        return cls(str(machine.device), machine.describe(), machine.bf16)
+
+    def settle(self, config: RunConfig) -> RunConfig:
+        """As `training.machine.settle_experts` does."""
+        if config.model.expert_dtype != "auto":
+            return config
+        halves = self.bf16 and config.model.trainability != "full"
+        return config.override({"model.expert_dtype": "bfloat16" if halves else "float32"})
+
+
+def may_have_gpu() -> bool:
+    """Whether torch need be asked: on Linux a GPU has a device file."""
+    return os.name == "nt" or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")))
 
 
 def estimate(config: RunConfig) -> str:
-    """Return the lines that `some train --dry-run` prints below the config, which `settle_experts` has settled."""
-    machine = choose_machine(config.train)
-    count = count_parameters(config.model)
-    memory = estimate_memory(config, count.trainable, count.total, machine)
-    steps, room = config.known_steps, available_memory(machine)
-    if memory > 0.8 * room:
-        pace = f"not measured, for only {room / GIB:.1f} GiB are there; make the model or the batch smaller"
-    else:
-        seconds = time_step(config, machine)
-        total = "" if steps is None else f", about {describe_seconds(seconds * steps)} for the run, evaluation apart"
-        pace = f"{seconds:.3f} s for a full step of {config.rows_a_step} rows{total}"
+    """Return what `some train --dry-run` prints: the config as the run would save it, and its cost."""
+    place = Place.find(config)
+    config = place.settle(config)
+    count, steps = count_parameters(config.model), config.known_steps
+    memory, free = needed_bytes(config, training=True), available_bytes(place.device)
+    room = "" if free is None else f", of which {format_bytes(free)} are free"
+    warning = "" if free is None or memory <= free else "; make the model or the batch smaller, or use a larger machine"
     return (
+        config.to_yaml() + "\n"
         f"parameters: {count.trainable:,} trained of {count.total:,} ({count.trainable / count.total:.2%})\n"
-        f"memory: about {memory / GIB:.1f} GiB on {machine.describe()}\n"
+        f"memory: about {format_bytes(memory)} on {place.description}{room}{warning}\n"
         f"steps: {'known once the data is read' if steps is None else format(steps, ',')}\n"
-        f"time: {pace}\n"
+        f"time: {describe_time(config, estimate_step(config, place))}\n"
     )
 
 
-def estimate_memory(config: RunConfig, trainable: int, total: int, machine: Machine) -> float:
-    """Bytes for weights, gradients, optimizer and the activations of one batch."""
-    model = config.model
-    tokens = config.data.batch_size * config.data.seq_len
-    width = 2 if machine.bf16 else 4
-    slots = model.top_k * (2 * model.d_ffn + 2 * model.d_model) if model.ffn == "some" else 2 * model.dense_width
-    per_layer = 14 * model.d_model + slots + (2 * model.num_experts if model.ffn == "some" else 0)
-    layers = 1 if config.train.checkpoint_activations else model.num_layers
-    activations = tokens * (layers * per_layer * width + model.vocab_size * (4 + 2 * width))
-    frozen = (total - trainable) * (2 if model.expert_dtype == "bfloat16" else 4)
-    return 16.0 * trainable + frozen + activations
+def describe_time(config: RunConfig, seconds: float | None) -> str:
+    if seconds is None:
+        return "not known for this GPU; `some bench step` measures it"
+    steps = config.known_steps
+    total = "" if steps is None else f", about {describe_seconds(seconds * steps)} for the run, evaluation apart"
+    step = f"roughly {describe_seconds(seconds)} for a step of {config.rows_a_step} full rows"
+    return f"{step}{total}; it may be half or twice as much"
 
 
-def available_memory(machine: Machine) -> float:
-    if machine.device.type == "cuda":
-        return float(torch.cuda.mem_get_info(machine.device)[0])
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return float(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return 8.0 * GIB
+def estimate_job(config: RunConfig) -> dict[str, int | float | None]:
+    """The same of one job of a queue, as numbers."""
+    place = Place.find(config)
+    config = place.settle(config)
+    step, steps = estimate_step(config, place), config.known_steps
+    return {
+        "trainable_parameters": count_parameters(config.model).trainable,
+        "total_parameters": count_parameters(config.model).total,
+        "memory_bytes": needed_bytes(config, training=True),
+        "free_bytes": available_bytes(place.device),
+        "estimated_seconds": None if steps is None or step is None else steps * step,
+    }
 
 
-def time_step(config: RunConfig, machine: Machine) -> float:
-    """Seconds for one full step on random tokens; the first step, which warms up, is not counted."""
-    stepper = machine.make_stepper(machine.make_model(config), config, total_steps=1000)
-    shape = (config.rows_a_step, config.data.seq_len)
-    tokens = torch.randint(0, config.model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-    batch = Batch(inputs=tokens, targets=tokens, real=torch.ones(shape, dtype=torch.bool), rows=torch.arange(shape[0]))
-    for step in range(1 + TIMED_STEPS):
-        if step == 1:
-            started = time.perf_counter()
-        stepper.run_eager(batch, step)
-        if machine.device.type == "cuda":
-            torch.cuda.synchronize()
-    return (time.perf_counter() - started) / TIMED_STEPS
+def estimate_step(config: RunConfig, place: Place) -> float | None:
+    """Seconds of one step, roughly: its products at this machine's speed, and what stands beside them."""
+    flops = config.rows_a_step * config.data.seq_len * step_flops_per_token(config.model, config.data.seq_len)
+    if config.train.checkpoint_activations:
+        flops = flops * 4 // 3
+    if place.device == "cpu":
+        return SLOWER * flops / measure_flops() + LAYER_SECONDS * config.model.num_layers
+    peak = PEAK_FLOPS.get(place.description)
+    return None if peak is None else flops / (GPU_SHARE * peak) + 1e-3
+
+
+@cache
+def measure_flops() -> float:
+    """Operations a second of matrix products on this CPU, as busy as it is now; measured once."""
+    import numpy as np
+
+    matrix = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), dtype=np.float32)
+    matrix @ matrix
+    products, started = 0, time.perf_counter()
+    while (passed := time.perf_counter() - started) < MEASURED_SECONDS:
+        matrix @ matrix
+        products += 1
+    return 2 * PRODUCT_SIZE**3 * products / passed
 
 
 def describe_seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds:.2f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:,.1f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"

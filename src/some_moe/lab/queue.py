@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from some_moe.config import ConfigError, TrainingStoppedError
 from some_moe.files import write_whole
-from some_moe.lab.estimate import describe_seconds
+from some_moe.lab.estimate import describe_seconds, estimate_job
 from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
 from some_moe.lab.measured import refuse_other_record, write_record
 from some_moe.processes import python_command, python_environment, take_lock
@@ -210,6 +210,11 @@ class Queue:
             return code, file.read().decode("utf-8", errors="replace")
 
     # --- what it tells ----------------------------------------------------------------------------------------
+
+    def foretell(self) -> list[dict[str, Any]]:
+        """The same as `describe` tells before anything runs, and what each job that is not done would cost."""
+        costs = [{} if turn.state == "done" else estimate_job(turn.job.config) for turn in self.turns]
+        return [row | cost for row, cost in zip(self.describe(), costs, strict=True)]
 
     def describe(self) -> list[dict[str, Any]]:
         """One object a job: what runs, how it stands, and the figures of its record where it is done."""

@@ -1,5 +1,6 @@
 """What a person sees while a model trains."""
 
+import time
 from contextlib import suppress
 from typing import Self
 
@@ -10,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class Display:
     """A live bar on a terminal, a plain line for each logged step elsewhere, or nothing where it does not speak."""
 
-    total_steps, is_heard, is_live = 0, False, False
+    first_step, total_steps, begun = 0, 0, 0.0
+    is_heard, is_live = False, False
 
     def __init__(self, *, speaks: bool = False) -> None:
         console = Console()
@@ -31,7 +33,7 @@ class Display:
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training goes from `step` to `total_steps`."""
-        self.total_steps = total_steps
+        self.first_step, self.total_steps, self.begun = step, total_steps, time.monotonic()
         if self.is_live:
             self.progress.reset(self.task, total=total_steps, completed=step, figures="")
 
@@ -47,7 +49,15 @@ class Display:
         if self.is_live:
             self.progress.update(self.task, figures=figures)
         elif self.is_heard:
-            self.say(f"step {step}/{self.total_steps}  {figures}")
+            self.say(f"step {step}/{self.total_steps}  {figures}{self.time_left(step)}")
+
+    def time_left(self, step: int) -> str:
+        """How long the other steps take at the pace of those so far; "" where there is none yet, or none left."""
+        done, left = step - self.first_step, self.total_steps - step
+        if done < 1 or left < 1:
+            return ""
+        seconds = round((time.monotonic() - self.begun) / done * left)
+        return f"  {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left"
 
     def say(self, text: str) -> None:
         """A line that stays."""
