@@ -90,7 +90,7 @@ def test_listing_rooms_never_import_torch(path: Path) -> None:
 # Lines of Python. A room that grows beyond its budget is asked what can go before the budget is; a new room brings its
 # own. The core is what a newcomer reads in an afternoon.
 BUDGETS = {
-    "config": 780,
+    "config": 830,
     "data": 900,
     "experts": 660,
     "model": 1_640,
@@ -101,9 +101,9 @@ BUDGETS = {
     "fast": 4_400,
     "stories": 410,
     "glass": 4_700,
-    "lab": 3_250,
-    "commands": 900,
-    "cli": 310,
+    "lab": 3_350,
+    "commands": 1_000,
+    "cli": 330,
     "api": 120,
     "layout": 160,
     "hashing": 100,

@@ -17,16 +17,34 @@ from some_moe.errors import INTERRUPTED, PIPE_CLOSED, UsageError, explain
 PATIENCE_SECONDS = 5.0  # so long after Ctrl-C what does not end by itself is ended
 
 
-def read_numbers(flag: str, text: str, *, what: str, example: str, least: int = 0) -> list[int]:
+MOST_DIGITS = 18  # of a whole number: what 64 bits hold
+
+
+def read_numbers(flag: str, text: str, *, what: str, example: str, least: int = 0, most: int = 2**62) -> list[int]:
     """Read "0,1,2", different whole numbers, as a list; what: one of them, in words."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) >= least for word in words):
+    numbers = [int(word) if word.isdecimal() and len(word) <= MOST_DIGITS else -1 for word in words]
+    if not all(least <= number <= most for number in numbers):
         bound = f" from {least} on" if least else ""
-        raise UsageError(f"{flag} {text!r} is not a list of whole numbers{bound}; write it like {example}")
-    numbers = [int(word) for word in words]
+        bound = f" from {least} to {most:,}" if most < 2**62 else bound
+        raise UsageError(f"{flag} {shorten(text)!r} is not a list of whole numbers{bound}; write it like {example}")
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"{flag} {text!r} names a {what} twice; name each once")
     return numbers
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def read_words(text: str) -> str:
+    """Free text of the command line, which is UTF-8 whatever the locale says."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeEncodeError:
+        return text  # it did not come from the system
+    except UnicodeDecodeError:
+        raise UsageError(f"{shorten(text)!a} is not UTF-8 text; convert it") from None
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="print this help and stop")
 
     def error(self, message: str) -> NoReturn:
-        sentence = message.replace("the following arguments are required:", f"`{self.prog}` needs")
+        sentence = message.replace("the following arguments are required:", f"`{self.prog}` needs")[:400]
         raise UsageError(f"{sentence}; see `{self.prog} --help`")
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
@@ -244,7 +262,8 @@ def write(text: str) -> int:
 def write_json(value: Any) -> int:
     import json
 
-    return write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    in_full = "utf" in (sys.stdout.encoding or "").lower()  # else é would be printed as a question mark
+    return write(json.dumps(value, indent=2, ensure_ascii=not in_full) + "\n")
 
 
 def look() -> dict[str, Any]:

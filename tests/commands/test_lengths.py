@@ -85,9 +85,11 @@ def test_the_tables_show_every_length_and_label_the_padded_loss(
     [
         (
             ["--seq-lens", "64,x"],
-            "--seq-lens '64,x' is not a list of whole numbers from 2 on; write it like 256,512,1024",
+            "--seq-lens '64,x' is not a list of whole numbers from 2 to 65,536; write it like 256,512,1024",
         ),
-        (["--seq-lens", "1,64"], "--seq-lens '1,64' is not a list of whole numbers from 2 on"),
+        (["--seq-lens", "1,64"], "--seq-lens '1,64' is not a list of whole numbers from 2 to 65,536"),
+        (["--seq-lens", "1" * 5000], f"--seq-lens '{'1' * 77}…' is not a list of whole numbers from 2 to 65,536"),
+        (["--seq-lens", "²"], "--seq-lens '²' is not a list"),
         (["--seq-lens", "64.5"], "--seq-lens '64.5' is not a list"),
         (["--seq-lens=-4"], "--seq-lens '-4' is not a list"),
         (["--seq-lens", ""], "--seq-lens '' is not a list"),

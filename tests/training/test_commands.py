@@ -1,7 +1,9 @@
 """The commands as a person types them: results on stdout, exit code 0."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +101,55 @@ def test_generate_repeats_with_the_seed_and_keeps_the_prompt(trained: Path, caps
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
     assert all(text.startswith("Once") for text in texts)
+
+
+def test_generate_says_its_seed_and_what_goes_beyond_the_rows_it_learned_from(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["generate", str(trained), "--max-tokens", "200"]) == 0
+    first = capsys.readouterr()
+    said = re.search(r"^seed (\d+): --seed \1 repeats it$", first.err, re.MULTILINE)
+    assert said
+    assert "1 tokens of prompt and 200 behind it are more than the 128 that the model has learned from" in first.err
+    assert main(["generate", str(trained), "--max-tokens", "200", "--seed", said[1]]) == 0
+    assert capsys.readouterr().out == first.out
+
+
+def test_generate_prints_one_object_and_reads_prompts_from_files_and_lines(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capsys.readouterr()
+    words = ["generate", str(trained), "--max-tokens", "5", "--seed", "3", "--json"]
+    (tmp_path / "prompt.txt").write_text("Once é\n", encoding="utf-8")
+    assert main([*words, "--prompt-file", str(tmp_path / "prompt.txt"), "--count", "2", "--top-k", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(text["prompt"], text["seed"]) for text in found["texts"]] == [("Once é", 3), ("Once é", 4)]
+    assert found["top_k"] == 4
+    monkeypatch.setattr(sys, "stdin", io.StringIO("One\nTwo\n"))
+    assert main([*words, "--interactive"]) == 0
+    assert [text["prompt"] for text in json.loads(capsys.readouterr().out)["texts"]] == ["One", "Two"]
+    assert main([*words, "--interactive", "--prompt", "x"]) == 2
+    assert "--prompt and --interactive exclude each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "eval"])
+def test_a_folder_that_is_no_run_is_refused_before_torch_is_loaded(command: str) -> None:
+    script = (
+        f"import sys; from some_moe.cli import main; code = main([{command!r}, 'none'])\n"
+        "sys.exit(0 if code == 2 and 'torch' not in sys.modules else 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "'none' is not a run" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_prompt_is_utf_8_whatever_the_locale(trained: Path) -> None:
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "some_moe", "generate", str(trained), "--json", "--seed", "1", "--max-tokens", "3"]
+    done = subprocess.run([*command, "--prompt", "é 🙂"], env=plain, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["texts"][0]["prompt"] == "é 🙂", done.stderr
 
 
 @pytest.mark.parametrize("prompt", ["- Hello", "-Hello", "--Hello"])

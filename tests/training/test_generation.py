@@ -1,10 +1,16 @@
 """Generated text: the cache changes nothing, seeds repeat, and the settings do what they say."""
 
+from collections.abc import Iterator
+from typing import cast
+
 import pytest
 import torch
 
 from some_moe import SomeLM
+from some_moe.config import ConfigError
+from some_moe.data.tokenizer import Tokenizer
 from some_moe.model.tokens import TokenInfo
+from some_moe.training import generation
 from some_moe.training.generation import choose_token, generate_tokens
 from tests.shared.variants import BASE, MODELS, make_config, make_gravity
 
@@ -72,3 +78,68 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_mass() -> None:
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="prompt is empty"):
         list(generate_tokens(SomeLM(BASE), PROMPT[:, :0], 3))
+
+
+def test_top_k_keeps_the_likeliest_and_the_same_draw_where_it_keeps_all() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, 4)
+    generator = torch.Generator().manual_seed(0)
+    assert set(choose_token(logits, 1.0, 1.0, generator, 2).tolist()) == {0, 1}
+    assert set(choose_token(logits, 5.0, 0.99, generator, 3).tolist()) == {0, 1, 2}
+    draws = [choose_token(logits, 1.0, 0.9, torch.Generator().manual_seed(1), top_k) for top_k in (None, 4, 99)]
+    assert torch.equal(draws[0], draws[1])
+    assert torch.equal(draws[0], draws[2])
+
+
+def test_a_repetition_penalty_makes_what_was_there_less_likely() -> None:
+    model = SomeLM(BASE)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.arange(model.model.vocab_size) / 100 + 1)
+    last = model.model.vocab_size - 1
+    plain = [token[0].item() for token in generate_tokens(model, PROMPT, 3)]
+    varied = [token[0].item() for token in generate_tokens(model, PROMPT, 3, repetition_penalty=5.0)]
+    assert plain == [last] * 3
+    assert varied == [token for token in range(last, 0, -1) if token not in PROMPT[0]][:3]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": 1e-45}, "temperature 1e-45 is out of range; use 0 for the likeliest token, or 0.001 and more"),
+        ({"temperature": float("nan")}, "temperature nan is out of range"),
+        ({"top_p": 0.0}, "top_p 0.0 is out of range"),
+        ({"top_k": 0}, "top_k 0 is out of range"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty -1.0 is out of range"),
+    ],
+)
+def test_settings_that_give_no_numbers_are_refused(options: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        list(generate_tokens(SomeLM(BASE), PROMPT, 3, **options))
+
+
+def test_more_tokens_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_tokens 1180591620717411303424 is out of range; use 1 to 100,000"):
+        list(generate_tokens(SomeLM(BASE), PROMPT, 2**70))
+
+
+class Letters:
+    """A tokenizer of one id a byte."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+def test_it_stops_before_a_stop_text_that_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(*_: object, **__: object) -> Iterator[torch.Tensor]:
+        yield from (torch.tensor([byte]) for byte in "Anna é THE ENA THE END. More".encode())
+
+    monkeypatch.setattr(generation, "generate_tokens", tell)
+    model, letters = SomeLM(BASE), cast("Tokenizer", Letters())
+    pieces = list(generation.stream_text(model, letters, "", 99, stop=["THE END", "zzz"]))
+    assert "".join(pieces) == "Anna é THE ENA "
+    assert "é" in pieces
+    assert "THE ENA" in pieces
+    assert "".join(generation.stream_text(model, letters, "", 99, stop=["More!"])) == "Anna é THE ENA THE END. More"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from some_moe.cli import Parser, on_terminal, terminal_width, write, write_json
+from some_moe.cli import Parser, on_terminal, read_words, terminal_width, write, write_json
 from some_moe.errors import UsageError
 
 
@@ -22,7 +22,7 @@ def trace_text(arguments: list[str]) -> int:
     from some_moe.layout import Style
 
     page = options.html or (None if options.json else Path(options.run) / "trace.html")
-    found = trace(options.run, options.text, layers=layers, checkpoint=options.checkpoint, html=page)
+    found = trace(options.run, read_words(options.text), layers=layers, checkpoint=options.checkpoint, html=page)
     if options.json:
         return write_json(found.findings)
     return write(found.format(width=terminal_width(), style=Style(on_terminal())))

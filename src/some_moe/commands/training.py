@@ -1,23 +1,30 @@
 """The commands that need a model: train, eval, generate. Imported by `some_moe.cli` when one of them runs."""
 
 import os
+import secrets
 import signal
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterable
 from contextlib import redirect_stdout
+from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from some_moe.cli import Interrupts, Parser, look, read_numbers, suggest, write, write_json
+from some_moe.cli import Interrupts, Parser, look, read_numbers, read_words, suggest, write, write_json
 from some_moe.config import Config, RunConfig
 from some_moe.config.base import field_docs
 from some_moe.errors import INTERRUPTED, TrainingStoppedError, UsageError, explain
-from some_moe.reading import parse_yaml
+from some_moe.reading import clean, parse_yaml, read_text
+
+if TYPE_CHECKING:
+    from some_moe.training.runs import Run
 
 # torchrun ends all processes when one fails: the others wait so long for the first, which says why.
 FAREWELL_SECONDS = 10.0
-SHORTEST_ROW = 2
+SHORTEST_ROW, LONGEST_ROW = 2, 65_536
+LONGEST_PROMPT = 1 << 20  # bytes
 
 
 # --- settings on the command line -------------------------------------------------------------------------
@@ -48,7 +55,8 @@ def take_settings(arguments: list[str], prog: str) -> tuple[dict[str, Any], list
                 value = "true"
             else:
                 raise UsageError(f"{flag} needs a value behind it; `some train --settings` says what it is")
-        changes[name] = _read_value(value)
+        # Paths stay as the system gave them: it must find them again.
+        changes[name] = _read_value(read_words(value) if name in ("train.sample_prompt", "data.separator") else value)
     return changes, others
 
 
@@ -166,7 +174,7 @@ def evaluate_run(arguments: list[str]) -> int:
     """Score a run on text."""
     parser = Parser("some eval", "Honest losses of a run on its own test split, or on any text. Keys stay still.")
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--data", metavar="F", help="a .txt, .jsonl or .parquet file, or a folder: all of it is scored")
+    parser.add_argument("--data", metavar="F", help="a file, a folder, or hf:OWNER/NAME: all of it is scored")
     parser.add_argument("--split", default="test", choices=("train", "valid", "test"), help="of the run's own data")
     parser.add_argument("--adapt", action="store_true", help="score each batch first, then let the keys move")
     parser.add_argument("--trigram", action="store_true", help="score a Kneser–Ney trigram of its train split too")
@@ -177,7 +185,8 @@ def evaluate_run(arguments: list[str]) -> int:
     options = parser.parse(arguments)
     if options.seq_lens is not None:
         return evaluate_lengths(options)
-    if options.data is not None and not Path(options.data).exists():
+    from_hub = options.data is not None and options.data.startswith("hf:")
+    if options.data is not None and not from_hub and not Path(options.data).exists():
         raise UsageError(
             f"--data {options.data!r} does not exist; give a file or a folder, or leave it out for the run's own data"
         )
@@ -193,10 +202,15 @@ def evaluate_run(arguments: list[str]) -> int:
 
 def evaluate_lengths(options: Namespace) -> int:
     """Score a run with its rows cut or padded to each length of --seq-lens."""
-    lengths = read_numbers("--seq-lens", options.seq_lens, what="length", example="256,512,1024", least=SHORTEST_ROW)
+    bounds = {"least": SHORTEST_ROW, "most": LONGEST_ROW}
+    lengths = read_numbers("--seq-lens", options.seq_lens, what="length", example="256,512,1024", **bounds)
     for name in ("data", "adapt", "trigram"):
         if getattr(options, name):
             raise UsageError(f"--seq-lens {options.seq_lens} and --{name} exclude each other; give one of them")
+
+    from some_moe.training.runs import load
+
+    load(options.run, checkpoint=options.checkpoint)  # one that is none is refused before torch is loaded
 
     from some_moe.commands.tables import format_lengths
     from some_moe.lab.lengths import score_run
@@ -206,39 +220,92 @@ def evaluate_lengths(options: Namespace) -> int:
     return write_json(drop_nan(record)) if options.json else write(format_lengths(record, **look()))
 
 
+def open_run(options: Namespace) -> "Run":
+    """The run that is asked for, on its device. A folder that is none is refused before torch is loaded."""
+    from some_moe.training.runs import load
+
+    run = load(options.run, checkpoint=options.checkpoint)
+
+    from some_moe.config import TrainConfig
+    from some_moe.training.machine import choose_machine
+
+    device = choose_machine(TrainConfig(device=options.device)).device
+    return load(run.path, checkpoint=options.checkpoint, device=str(device))
+
+
 def generate_text(arguments: list[str]) -> int:
     """Let a run tell a story."""
     parser = Parser("some generate", "Text from a run, as it comes.")
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="how the text begins (default: a new story)")
+    parser.add_argument("--prompt", metavar="TEXT", help="how the text begins (default: a new story)")
+    parser.add_argument("--prompt-file", metavar="F", help="a file that holds the prompt; - is the standard input")
+    parser.add_argument("--interactive", action="store_true", help="read prompts, one a line, until the input ends")
     parser.add_argument("--max-tokens", type=int, default=300, metavar="N", help="longest continuation (default 300)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
     parser.add_argument("--top-p", type=float, default=0.95, help="draw from the likeliest tokens of this mass (0.95)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed tells the same story (default 0)")
-    parser.add_argument("--count", type=int, default=1, metavar="N", help="how many texts (default 1)")
+    parser.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="over 1 repeats less (1)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this; may be repeated")
+    parser.add_argument("--seed", type=int, help="the same seed tells the same story (default: a new one each time)")
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="how many texts of each prompt (default 1)")
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument("--json", action="store_true", help="print one object at the end")
     options = parser.parse(arguments)
+    seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     for name, value, good, cure in (
-        ("--temperature", options.temperature, options.temperature >= 0, "use 0 or more"),
+        ("--temperature", options.temperature, options.temperature == 0 or options.temperature >= 0.001,
+         "use 0 for the likeliest token, or 0.001 and more"),
         ("--top-p", options.top_p, 0 < options.top_p <= 1, "use more than 0 and at most 1"),
-        ("--max-tokens", options.max_tokens, options.max_tokens > 0, "use 1 or more"),
-        ("--count", options.count, options.count > 0, "use 1 or more"),
-        ("--seed", options.seed, 0 <= options.seed < 2**62, "use 0 to 2**62 - 1"),
-    ):
+        ("--top-k", options.top_k, options.top_k is None or options.top_k > 0, "use 1 or more"),
+        ("--repetition-penalty", options.repetition_penalty, 0.1 <= options.repetition_penalty <= 10, "use 0.1 to 10"),
+        ("--max-tokens", options.max_tokens, 0 < options.max_tokens <= 100_000, "use 1 to 100,000"),
+        ("--count", options.count, 0 < options.count <= 100_000, "use 1 to 100,000"),
+        ("--seed", seed, 0 <= seed < 2**62, "use 0 to 2**62 - 1"),
+    ):  # fmt: skip
         if not good:
             raise UsageError(f"{name} {value} is out of range; {cure}")
-    if options.prompt.encode(errors="replace").decode() != options.prompt:
-        raise UsageError("--prompt is not UTF-8; convert it")
+    prompts = read_prompts(options)
+    stop = [read_words(word) for word in options.stop]
+    if "" in stop:
+        raise UsageError("--stop '' would stop before the first word; give a text, or leave it out")
 
-    from some_moe.training.runs import default_device, load
-
-    run = load(options.run, checkpoint=options.checkpoint, device=default_device())
-    chosen = {"temperature": options.temperature, "top_p": options.top_p}
-    for number in range(options.count):
-        pieces = run.generate(options.prompt, options.max_tokens, seed=options.seed + number, **chosen)
-        write(("" if number == 0 else "\n") + options.prompt)
+    run = open_run(options)
+    seq_len, texts = run.config.data.seq_len, []
+    if options.seed is None and options.temperature:
+        print(f"seed {seed}: --seed {seed} repeats it", file=sys.stderr)
+    chosen = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "repetition_penalty")}
+    for number, (prompt, _) in enumerate(product(prompts, range(options.count))):
+        length = 1 + len(run.tokenizer.encode(prompt))
+        if number == 0 and length + options.max_tokens > seq_len:
+            beyond = f"{length} tokens of prompt and {options.max_tokens} behind it are more than the {seq_len}"
+            print(f"{beyond} that the model has learned from (data.seq_len); its text may decay", file=sys.stderr)
+        pieces = run.generate(prompt, options.max_tokens, seed=seed + number, stop=stop, **chosen)
+        if options.json:
+            texts.append({"prompt": prompt, "text": clean("".join(pieces)), "seed": seed + number})
+            continue
+        write(("" if number == 0 else "\n") + clean(prompt))
         for piece in pieces:
-            write(piece)
+            write(clean(piece))
             sys.stdout.flush()
         write("\n")
-    return 0
+    return write_json({"run": str(run.path), "step": run.step} | chosen | {"texts": texts}) if options.json else 0
+
+
+def read_prompts(options: Namespace) -> Iterable[str]:
+    """What the texts begin with: one prompt, or one a line as they are typed."""
+    given = [name for name in ("prompt", "prompt_file", "interactive") if getattr(options, name) not in (None, False)]
+    if len(given) > 1:
+        one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
+        raise UsageError(f"{one} and {other} exclude each other; give one of them")
+    if options.interactive:
+        return (read_words(line.rstrip("\n")) for line in sys.stdin)
+    if options.prompt_file == "-":
+        text = sys.stdin.buffer.read(LONGEST_PROMPT + 1)
+        try:
+            return [text.decode("utf-8-sig").removesuffix("\n")]
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the standard input is not UTF-8 text (byte {error.start}); convert it") from None
+    if options.prompt_file is not None:
+        return [read_text(options.prompt_file, LONGEST_PROMPT).removesuffix("\n")]
+    return [read_words(options.prompt or "")]

@@ -17,6 +17,7 @@ from some_moe.config import RunConfig
 from some_moe.data.batches import Rows
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from some_moe.lab.jobs import hide_place
+from some_moe.memory import refuse_too_large
 from some_moe.model.transformer import SomeLM
 from some_moe.training.environment import describe_program
 from some_moe.training.evaluate import evaluate, evaluation_batches
@@ -34,6 +35,7 @@ def score_run(
     config, data, model = run.config, run.config.data, run.model
     machine = choose_machine(config.train.override({"device": device}))
     longest = max(data.seq_len, *lengths)
+    refuse_too_large(resize(config, longest).override(EVERY_POSITION), machine.device, training=False)
     dataset = run.read_data(longest)
     scored = getattr(dataset, split)
     scores = score_lengths(machine.adopt(model), dataset.train, scored, lengths, config, run.tokenizer)

@@ -102,13 +102,13 @@ class Run:
         trigram: bool = False,
         device: str = "auto",
     ) -> dict[str, Any]:
-        """Honest losses on a split of the run's own data, or on all text of `data`, a file or folder.
+        """Honest losses on a split of the run's own data, or on all text of `data`: a file, a folder, or hf:OWNER/NAME.
 
         adapt: let the keys move after each batch has been scored. trigram: score a Kneser–Ney trigram of the train
         split too. device: where the model is brought to be scored, and stays.
         """
         from some_moe.data.batches import encode_rows
-        from some_moe.data.sources import read_path
+        from some_moe.data.sources import load_corpus, read_path
         from some_moe.training.evaluate import evaluate
         from some_moe.training.machine import choose_machine
 
@@ -118,7 +118,12 @@ class Run:
         if data is None:
             rows = getattr(own, split)
         else:
-            texts = [text for part in read_path(data, config.data).values() for text in part]
+            if str(data).startswith("hf:"):
+                whole = {"source": str(data), "train_subset_size": None, "val_subset_size": None}
+                corpus = load_corpus(config.data.override(whole))
+                texts = [*corpus.train, *corpus.valid, *corpus.test]
+            else:
+                texts = [text for part in read_path(data, config.data).values() for text in part]
             rows = encode_rows(texts, tokenizer, config.data.seq_len, split=config.data.long == "split")
         model = machine.adopt(model)
         found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
@@ -132,7 +137,8 @@ class Run:
         return record
 
     def generate(self, prompt: str = "", max_tokens: int = 300, **options: Any) -> Iterator[str]:
-        """Yield the continuation of a prompt, piece by piece. Options: temperature, top_p, seed."""
+        """Yield the continuation of a prompt, piece by piece. Options: seed, stop (texts), and those of
+        `training.generation.Sampling`: temperature, top_p, top_k, repetition_penalty."""
         from some_moe.training.generation import stream_text
 
         pieces = stream_text(self.model, self.tokenizer, prompt, max_tokens, **options)
