@@ -9,7 +9,7 @@ import pytest
 from some_moe.errors import ConfigError
 from some_moe.records import WHOLE_RESULT, cut_log, read_log, read_record
 
-LAYER = {"layer": 0, "gini": 0.1, "entropy_bits": 2.0, "experts_used": 3, "num_experts": 4}
+LAYER = {"layer": 0, "gini": 0.1, "entropy_bits": 2.0, "experts_used": 3, "num_experts": 4, "max_entropy_bits": 2}
 
 
 @pytest.mark.parametrize(

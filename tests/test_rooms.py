@@ -108,7 +108,7 @@ BUDGETS = {
     "layout": 160,
     "hashing": 100,
     "errors": 110,
-    "files": 130,
+    "files": 140,
     "memory": 120,
     "processes": 130,
     "progress": 50,

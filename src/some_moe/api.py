@@ -75,6 +75,7 @@ def train(
             )
         finished = folder.read_result()
         if finished is not None and place is None and not asked:
+            folder.tidy()
             display.say(f"{folder} is finished already")
             return Run(folder.path, saved, result=finished)
         accepted = RunConfig.field_names() if accept_changes else longer

@@ -81,12 +81,17 @@ def write_whole(path: Path, contents: str | bytes) -> None:
         scratch.write_bytes(contents.encode() if isinstance(contents, str) else contents)
 
 
-def remove_folder(path: Path) -> None:
-    """Remove a folder so that it is there whole or not at all."""
+def remove_whole(path: Path) -> None:
+    """Remove a file, a link or a folder so that it is there whole or not at all."""
     scratch = name_scratch(path)
-    shutil.rmtree(scratch, ignore_errors=True)
+    if os.path.lexists(scratch):
+        _remove(scratch)
     os.replace(path, scratch)
-    shutil.rmtree(scratch)
+    _remove(scratch)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def clear_scratch(folder: Path, owned: Callable[[str], bool] = lambda _: False) -> None:
@@ -102,7 +107,7 @@ def clear_scratch(folder: Path, owned: Callable[[str], bool] = lambda _: False) 
         gone = found[2] == HOST and int(found[3]) != os.getpid() and not _is_alive(int(found[3]))
         if gone or owned(found[1]):
             with suppress(OSError):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                _remove(path)
 
 
 def _is_alive(process: int) -> bool:

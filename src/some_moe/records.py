@@ -13,7 +13,7 @@ from some_moe.reading import RESTORE, clean, parse_json, read_bytes, read_object
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Figure = Number | None  # null where it is not a number
-LARGEST_LOG = 1 << 32  # bytes
+LARGEST_LOG, MOST_LINES = 1 << 28, 1 << 21  # bytes and lines
 
 
 class Record(BaseModel):
@@ -28,7 +28,7 @@ class Layer(Record):
     entropy_bits: Number
     experts_used: Count
     num_experts: Count
-    max_entropy_bits: Number = 0.0
+    max_entropy_bits: Number
     max_load: Number = 0.0
     gate_entropy_nats: Figure = None
     gini_real: Number = 0.0
@@ -219,8 +219,10 @@ def _parse_log(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
     """Each line with its record; None where it is no record of a step."""
     if not path.exists():
         return []
-    schema, lines = SCHEMAS[path.name], read_bytes(inside(path.parent, path.name), LARGEST_LOG).splitlines()
-    return [(line, _parse_line(line, schema)) for line in lines]
+    schema, text = SCHEMAS[path.name], read_bytes(inside(path.parent, path.name), LARGEST_LOG)
+    if text.count(b"\n") > MOST_LINES:
+        raise ConfigError(f"{str(path)!r} has more than the {MOST_LINES:,} lines that are read; {RESTORE}")
+    return [(line, _parse_line(line, schema)) for line in text.splitlines()]
 
 
 def _parse_line(line: bytes, schema: type[Record]) -> dict[str, Any] | None:

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 import some_moe
 from some_moe.config import ConfigError, RunConfig, TrainingStoppedError
+from some_moe.errors import FailureError
 from some_moe.sinks.display import Display
+from some_moe.training import run_folder as run_folder_module
 from some_moe.training.run_folder import RunFolder
 from some_moe.training.runs import Run
 from tests.shared.tiny import A1, TINY
@@ -259,6 +261,50 @@ def test_what_killed_processes_left_is_cleared_when_a_run_goes_on(run: Path) -> 
     (run / ".report.html.00000000-7.tmp").write_text("somebody else's, on another machine")
     some_moe.train(resume=run, display=False)
     assert {path.name for path in run.rglob(".*")} == {".report.html.00000000-7.tmp", ".run.lock"}
+
+
+def test_what_a_killed_process_left_in_a_finished_run_is_cleared_too(run: Path) -> None:
+    before = listing(run)
+    (run / f"..resume.json.00000000-{os.getpid()}.tmp").write_text("half")
+    assert some_moe.train(resume=run, display=False).result is not None
+    assert listing(run) == before
+
+
+def test_one_checkpoint_too_many_is_removed_at_the_end(run: Path) -> None:
+    edit(run, {"train.keep_last": 1})
+    some_moe.train(resume=run, display=False)
+    assert [place.name for place in RunFolder(run).list_checkpoints()] == ["step-4"]
+
+
+def test_a_pipe_instead_of_a_log_is_refused_and_a_dangling_checkpoint_is_removed(run: Path) -> None:
+    (run / "checkpoints" / "step-9").symlink_to("nowhere")
+    (run / "keys" / "step-9.safetensors").mkdir()
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    place = run / "checkpoints" / "step-2"
+    with pytest.raises(ConfigError, match=r"metrics.jsonl' is a pipe, not a file"):
+        some_moe.train(resume=place, display=False)
+    assert len(RunFolder(run).list_checkpoints()) == 5
+    (run / "metrics.jsonl").unlink()
+    assert some_moe.train(resume=place, display=False).result is not None
+
+
+def test_a_full_disk_while_going_back_is_a_failure_and_can_be_repeated(
+    run: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name, left in (("write_whole", 4), ("cut_log", 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(run_folder_module, name, fill)
+            with pytest.raises(
+                FailureError, match=r"cannot be written \(No space left on device\); make room, and resume"
+            ):
+                some_moe.train(resume=run / "checkpoints" / "step-2", display=False)
+        assert len(RunFolder(run).list_checkpoints()) == left
+    some_moe.train(resume=run, display=False)
+    assert contents(run) == contents(finished)
 
 
 def test_a_link_that_leads_out_is_not_written_through(run: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from some_moe.layout import (
     ABSENT,
     Column,
     Style,
+    format_number,
     format_table,
     make_table,
     number_column,
@@ -77,6 +78,10 @@ def format_layers(layers: Records, width: int | None, style: Style) -> list[str]
 
 def format_result(folder: str, result: dict[str, Any], *, width: int | None, style: Style) -> str:
     """What `some train` prints last."""
+
+    def figure(name: str, form: str = ".4f") -> str:
+        return format_number(result[name], form)  # what was not a number is not there
+
     lines = [
         "",
         style.bold(f"{result['name']}: {result['status']} after {result['steps']:,} steps"),
@@ -85,21 +90,22 @@ def format_result(folder: str, result: dict[str, Any], *, width: int | None, sty
         style.bold("How the experts share the work") + " (validation, · middle layer)",
         *format_layers(result["layers"], width, style),
         "",
-        f"test loss {result['test_loss']:.4f} nats per token ({result['test_bits_per_byte']:.4f} bits per byte), "
-        f"validation {result['val_loss']:.4f}, best {result['best_val_loss']:.4f} at step {result['best_step']:,}",
+        f"test loss {figure('test_loss')} nats per token ({figure('test_bits_per_byte')} bits per byte), "
+        f"validation {figure('val_loss')}, best {figure('best_val_loss')} at step {figure('best_step', ',')}",
         *_explain_padding(result["val_loss_padded"], result["text_share"]),
-        f"{result['tokens']:,} tokens in {result['seconds']:.0f} s of training steps, "
-        f"{result['tokens_per_second']:,.0f} tokens/s on {result['device']}",
+        f"{result['tokens']:,} tokens in {figure('seconds', '.0f')} s of training steps, "
+        f"{figure('tokens_per_second', ',.0f')} tokens/s on {result['device']}",
         f"{result['trainable_parameters']:,} parameters trained of {result['total_parameters']:,}",
         f"everything is in {folder}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _explain_padding(loss: float | None, text_share: float) -> list[str]:
+def _explain_padding(loss: float | None, text_share: float | None) -> list[str]:
     if loss is None:
         return []
-    return [f"over padding too, as published up to v4: {loss:.4f} ({text_share:.1%} of the positions are text)"]
+    share = format_number(text_share, ".1%")
+    return [f"over padding too, as published up to v4: {loss:.4f} ({share} of the positions are text)"]
 
 
 def format_evaluation(record: dict[str, Any], *, width: int | None, style: Style) -> str:

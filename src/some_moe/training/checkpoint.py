@@ -19,7 +19,7 @@ from torch import Tensor
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.config.run import WITHOUT_EFFECT
-from some_moe.files import inside, name_scratch, remove_folder, sync, write_beside, write_whole
+from some_moe.files import inside, name_scratch, remove_whole, sync, write_beside, write_whole
 from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
 from some_moe.reading import read_fitting, refuse_irregular
@@ -74,7 +74,7 @@ def save_checkpoint(
         record = {"format_version": FORMAT_VERSION, "hashes": hashes} | state
         write_whole(scratch / "state.json", json.dumps(record, indent=1))
         if place.exists():
-            remove_folder(place)
+            remove_whole(place)
         os.replace(scratch, place)
         sync(folder)
     except BaseException:
@@ -87,7 +87,7 @@ def prune_checkpoints(folder: Path, keep_last: int, best_step: int | None) -> No
     """Remove all but the last few and the best."""
     for path in list_checkpoints(folder)[:-keep_last]:
         if path.name != f"step-{best_step}":
-            remove_folder(path)
+            remove_whole(path)
 
 
 def read_state(place: Path) -> dict[str, Any]:

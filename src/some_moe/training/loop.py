@@ -36,6 +36,8 @@ from some_moe.training.run_folder import RunFolder
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
 
+AGAIN = "make room, and resume it again"
+
 
 @dataclass
 class Progress:
@@ -111,9 +113,12 @@ class Trainer:
             state = self.describe_state()
             extra = {"epoch_counts": self.epoch_counts}
             checkpoint.save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
-            checkpoint.prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
+            self.prune()
         self.saved_step = self.progress.step
         self.group.barrier()  # a process that ended now would have the one that writes killed
+
+    def prune(self) -> None:
+        checkpoint.prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
 
     def describe_state(self) -> dict[str, Any]:
         """What state.json says beside the hashes."""
@@ -286,6 +291,8 @@ class Trainer:
             "epochs": progress.epochs,
             "changes": progress.changes,
         }
+        if self.group.is_main:
+            self.prune()  # a process that died may have left one too many
         self.folder.write_result(result)
         return result
 
@@ -386,7 +393,8 @@ def resume(
     checkpoint was trained with. The folder is changed when everything was found good, and not before.
     """
     with folder.claim():
-        folder.carry_out()  # what a process that died had decided
+        with folder.writing(AGAIN):
+            folder.carry_out()  # what a process that died had decided
         saved = folder.read_config()
         config = config or saved
         changes = [] if place is None else checkpoint.list_changes(place, config, saved, accepted)
@@ -396,7 +404,8 @@ def resume(
             trainer.accept(changes)
         trainer.verify_group()
         anew = state | trainer.describe_state() if state and changes else None
-        folder.rewind(-1 if place is None else trainer.progress.step, None if config == saved else config, anew)
+        with folder.writing(AGAIN):
+            folder.rewind(-1 if place is None else trainer.progress.step, None if config == saved else config, anew)
     return trainer
 
 

@@ -9,14 +9,15 @@ anybody may read it, in whatever state it was left, and without torch.
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
-from some_moe.files import clear_scratch, inside, remove_folder, write_whole
+from some_moe.errors import MACHINE, FailureError, SomeError
+from some_moe.files import clear_scratch, inside, remove_whole, write_whole
 from some_moe.processes import quote_command, take_lock
-from some_moe.reading import read_object
+from some_moe.reading import read_object, refuse_irregular
 from some_moe.records import WHOLE_RESULT, cut_log, drop_nan, read_log, read_record
 
 if TYPE_CHECKING:
@@ -156,13 +157,13 @@ class RunFolder:
             self.lock = None
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self, cure: str = "choose another with --out") -> Iterator[None]:
         """Turn what the disk refuses before the first step into a sentence."""
         try:
             yield
         except OSError as error:
-            sentence = f"the output folder {self!r} cannot be written ({error.strerror or error})"
-            raise ConfigError(f"{sentence}; choose another with --out") from None
+            kind = FailureError if error.errno in MACHINE else ConfigError
+            raise kind(f"the output folder {self!r} cannot be written ({error.strerror or error}); {cure}") from None
 
     def create(self, tokenizer_json: str, device: str) -> None:
         """Write what comes before config.yaml into a folder that was claimed."""
@@ -189,8 +190,9 @@ class RunFolder:
 
         All of it is decided by one rename: a process that dies leaves what was, or what the next one carries out.
         """
-        for name in OWNED:
-            inside(self.path, name)  # a link is refused now, not on the way
+        for name in OWNED:  # what cannot be written is refused now, not on the way
+            if inside(self.path, name).exists():
+                refuse_irregular(self.path / name)
         text = None if config is None else config.to_yaml()
         write_whole(self.path / DECISION, json.dumps({"step": step, "config": text, "state": state}))
         self.carry_out()
@@ -214,10 +216,10 @@ class RunFolder:
         self.result_file.unlink(missing_ok=True)
         for at, place in reversed(list_steps(self.checkpoints).items()):
             if at > step:
-                remove_folder(place)
+                remove_whole(place)
         for at, snapshot in list_steps(self.snapshots, ".safetensors").items():
             if at > step:
-                snapshot.unlink()
+                remove_whole(snapshot)
         for log in LOGS:
             cut_log(self.path / log, step)
 
@@ -226,6 +228,14 @@ class RunFolder:
         clear_scratch(self.path, OWNED.__contains__)
         for folder in (self.checkpoints, self.snapshots):
             clear_scratch(folder, lambda _: True)
+
+    def tidy(self) -> None:
+        """Clear what was left in a run that is finished, unless somebody trains here or it cannot be written."""
+        places = (self.path, self.checkpoints, self.snapshots)
+        if any(True for folder in places for _ in folder.glob(".*.tmp")):
+            with suppress(SomeError), self.claim():
+                self.clear_left_overs()
+                self.release()
 
     def save_keys(self, step: int, keys: "dict[str, Tensor]") -> None:
         from some_moe.training.checkpoint import write_tensors
@@ -247,7 +257,7 @@ class ReadOnlyFolder(RunFolder):
     def write_nothing(self, *arguments: Any, **named: Any) -> None:
         pass
 
-    create = write_config = append = rewind = carry_out = save_keys = write_result = write_nothing
+    create = write_config = append = rewind = carry_out = tidy = save_keys = write_result = write_nothing
 
 
 def find_run(path: str | Path) -> tuple[RunFolder, Path | None]:
