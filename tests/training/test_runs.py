@@ -149,13 +149,13 @@ def test_a_run_shows_itself(trained: Path) -> None:
 
 def test_a_run_shows_itself_in_a_notebook_with_a_hostile_name_escaped(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "copy")
-    config = RunConfig.load(tmp_path / "copy" / "config.yaml").override({"name": "<script>alert(1)</script>"})
+    config = RunConfig.load(tmp_path / "copy" / "config.yaml").override({"name": "<script>alert(1)<b>"})
     config.save(tmp_path / "copy" / "config.yaml")
     with (tmp_path / "copy" / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"step": 4, "train_loss": 6.0}\n{"step": 5, "train_loss": 5.5}\n')
     page = some_moe.load(tmp_path / "copy")._repr_html_()
     assert "<script" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;: finished after 3 steps" in page
+    assert "&lt;script&gt;alert(1)&lt;b&gt;: finished after 3 steps" in page
     assert "over 5 steps" in page
     assert page.count("<polyline") == 1
 
@@ -176,6 +176,12 @@ def test_text_that_a_run_was_not_trained_on_is_not_read_for_it(trained: Path, tm
         with pytest.raises(ConfigError, match=r"data.source '.*secret.txt' is not what '.*stranger' was trained on"):
             read()
     assert run.evaluate(data=secret)["num_tokens"] > 0
+
+
+def test_rows_of_another_length_than_the_runs_are_named_as_such(trained: Path, tmp_path: Path) -> None:
+    run = some_moe.load(edit_config(trained, tmp_path / "edited", {"data.seq_len": 32}))
+    with pytest.raises(ConfigError, match=r"was trained with data.seq_len 128, config.yaml now says 32; restore it"):
+        run.evaluate()
 
 
 def test_a_run_reads_its_own_text_in_rows_of_any_length(trained: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import ConfigError, RunConfig
+from some_moe.config.run import WITHOUT_EFFECT
 from some_moe.errors import in_a_sentence
 from some_moe.layout import format_number
 from some_moe.memory import refuse_too_large
@@ -82,15 +83,19 @@ class Run:
         from some_moe.data.dataset import prepare
 
         data, vocab_size, known = self.config.data, self.config.model.vocab_size, read_state_file(self.checkpoint)
-        found = prepare(data, vocab_size, self.tokenizer)
+        found = prepare(data, vocab_size, self.tokenizer, offline=True)
         if found.digest != known.get("data_digest"):
+            for name, (before, now) in self.config.differences(known.get("config") or {}).items():
+                if name.startswith("data.") and name not in WITHOUT_EFFECT:
+                    there = f"{str(self.path)!r} was trained with {name} {before}"
+                    raise ConfigError(f"{there}, config.yaml now says {now}; restore it, or give the text with --data")
             raise ConfigError(
                 f"data.source {data.source!r} is not what {str(self.path)!r} was trained on: another text, or one "
                 "that was changed; restore it, or give the text with --data"
             )
         if seq_len is None or (seq_len == data.seq_len and data.long != "split"):
             return found
-        return prepare(data.override({"seq_len": seq_len, "long": "cut"}), vocab_size, self.tokenizer)
+        return prepare(data.override({"seq_len": seq_len, "long": "cut"}), vocab_size, self.tokenizer, offline=True)
 
     @in_a_sentence()
     def evaluate(
