@@ -62,13 +62,12 @@ def train(
                 "that run, or choose another --out"
             )
         saved = folder.read_config()
-        if config is not None and config.model.expert_dtype == "auto":
-            config = config.override({"model.expert_dtype": saved.model.expert_dtype})  # settled when the run began
-        asked = {} if config is None else config.differences(saved.flatten())
+        config = (config or saved).settle_as(saved)
+        asked = config.differences(saved.flatten())
         lengths = LENGTH & asked.keys()
         longer = lengths if any(is_more(*asked[name]) for name in lengths) else frozenset()
         if not accept_changes and asked.keys() - longer:
-            differing = ", ".join(list_differences(saved, config or saved))
+            differing = ", ".join(list_differences(saved, config))
             raise ConfigError(
                 f"{str(folder)!r} was started with another config: {differing}; resume it without these settings, add "
                 "--accept-changes, or begin a new run with its weights by --init-from"

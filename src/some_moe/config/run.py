@@ -28,6 +28,7 @@ WITHOUT_EFFECT = (EXECUTION | HOUSEKEEPING) - ROUNDING | {
     "name", "experiment", "format_version", "train.deterministic", "data.source", "data.tokenizer",
 }  # fmt: skip
 """Fields that may change within a run: they change no result."""
+SETTLED = ("model.expert_dtype", "data.long")  # `auto` until a run begins
 LENGTH = frozenset({"train.epochs", "train.max_steps"})
 
 
@@ -74,6 +75,11 @@ class RunConfig(Config):
         """The fields that had another value in `before`, a flattened config: {name: (before, now)}."""
         now = self.flatten()
         return {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
+
+    def settle_as(self, saved: "RunConfig") -> "RunConfig":
+        """The same, with what was left to be settled when a run begins as it was settled in `saved`."""
+        here, there = self.flatten(), saved.flatten()
+        return self.override({name: there[name] for name in SETTLED if here[name] == "auto"})
 
     def find_problems(self) -> Iterator[str]:
         name, version = self.name, self.format_version

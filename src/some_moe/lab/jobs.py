@@ -100,7 +100,5 @@ def find_standing(job: Job, folder: RunFolder) -> Standing:
 
 def list_differences(there: RunConfig, here: RunConfig) -> list[str]:
     """Name each field that differs. What was left to be settled when the run began is as it was settled then."""
-    saved, wanted = there.flatten(), here.flatten()
-    for name in ("model.expert_dtype", "data.long"):
-        wanted[name] = saved[name] if wanted[name] == "auto" else wanted[name]
-    return [f"{name} ({saved[name]} there, {wanted[name]} here)" for name in saved if saved[name] != wanted[name]]
+    differing = here.settle_as(there).differences(there.flatten())
+    return [f"{name} ({before} there, {now} here)" for name, (before, now) in differing.items()]
