@@ -9,8 +9,8 @@ import some_moe
 
 ROOT = Path(some_moe.__file__).parent
 LEAVES = {
-    "cache", "config", "errors", "files", "hashing", "layout", "memory", "precision", "processes", "progress",
-    "reading", "records",
+    "cache", "config", "errors", "files", "forms", "hashing", "layout", "memory", "precision", "processes", "progress",
+    "reading", "records", "staging", "workers",
 }  # fmt: skip
 CORE = {"config", "data", "experts", "model", "metrics", "training"}
 # Which rooms a room may import. `fast` stands nowhere: two places bring it in, see BRINGS_FAST.
@@ -22,6 +22,9 @@ ALLOWED = {
     "processes": {"errors"},
     "progress": set(),
     "cache": {"errors", "files", "progress", "reading"},
+    "forms": {"errors", "reading"},
+    "staging": {"errors", "files", "reading"},
+    "workers": {"errors", "processes"},
     "hashing": set(),
     "layout": set(),
     "memory": {"config"},
@@ -78,7 +81,7 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         assert target == room or target in ALLOWED[room], f"{room} must not import {name}"
 
 
-LIGHT = {"config", "errors", "files", "reading", "records", "processes", "progress"}
+LIGHT = {"config", "errors", "files", "forms", "reading", "records", "processes", "progress", "staging", "workers"}
 LISTING = [p for p in FILES if room_of(p) in LIGHT or p.is_relative_to(ROOT / "lab" / "registry")]
 
 
@@ -100,7 +103,7 @@ BUDGETS = {
     "sinks": 110,
     "fast": 4_400,
     "stories": 410,
-    "glass": 4_700,
+    "glass": 4_800,
     "lab": 3_350,
     "commands": 1_000,
     "cli": 330,
@@ -116,6 +119,9 @@ BUDGETS = {
     "reading": 190,
     "records": 250,
     "precision": 30,
+    "forms": 100,
+    "staging": 80,
+    "workers": 100,
     "__init__": 60,
     "__main__": 20,
 }

@@ -4,7 +4,7 @@ Written out here because a listing must answer at once, and a table library take
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import zip_longest
@@ -92,6 +92,18 @@ def format_table(
     for row in rows:
         lines += _format_row(row, columns, widths, indent)
     return lines
+
+
+def split_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[Table]:
+    """The table; columns that do not fit side by side follow in further tables, each under the first column."""
+    lengths = [max(map(len, cells)) for cells in zip([c.header for c in columns], *rows, strict=True)]
+    start = 1
+    while start == 1 or start < len(lengths):
+        end, used = start, lengths[0]
+        while end < len(lengths) and (width is None or end == start or used + len(GAP) + lengths[end] <= width):
+            used, end = used + len(GAP) + lengths[end], end + 1
+        yield Table([columns[0], *columns[start:end]], [[row[0], *row[start:end]] for row in rows])
+        start = max(end, 2)
 
 
 def _format_row(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int], indent: str) -> list[str]:

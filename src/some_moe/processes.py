@@ -45,7 +45,7 @@ def python_environment() -> dict[str, str]:
     here = os.path.realpath(os.curdir)
     package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     places = [place for place in sys.path if place and (os.path.realpath(place) != here or package == here)]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, places))}  # the child may stand elsewhere
 
 
 def quote_command(words: Sequence[str]) -> str:
