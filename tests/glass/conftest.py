@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from some_moe.cli import main
+from some_moe.glass.inspect.collection import Collection
 
 NASTY = "<script>alert(1)</script>"
+NAME = "<script>alert(1)<script>"  # of the run; a slash cannot be in it
 
 GUILDS: dict[str, Any] = {
     "level": 0.01,
@@ -64,14 +66,15 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     patch = pytest.MonkeyPatch()
     patch.setenv("SOME_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     path = tmp_path_factory.mktemp("pages") / "run"
-    train = ["train", "--preset", "smoke", "--name", NASTY, "--out", str(path), "--model.num-experts", "6"]
+    train = ["train", "--preset", "smoke", "--name", NAME, "--out", str(path), "--model.num-experts", "6"]
     train += ["--data.train-subset-size", "32", "--data.val-subset-size", "6", "--train.epochs", "1"]
     assert main([*train, "--train.snapshot-every", "2"]) == 0
     assert main(["analyze", str(path), "--no-guilds", "--max-tokens", "400"]) == 0
     patch.undo()
     with (path / "samples.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 4, "text": f"Once {NASTY} upon a time.\nThe end."}) + "\n")
-    (path / "analysis" / "guilds.json").write_text(json.dumps(GUILDS), encoding="utf-8")
+    seen = Collection.load(path / "analysis" / "collected.safetensors")
+    (path / "analysis" / "guilds.json").write_text(json.dumps(GUILDS | {"of": seen.digest()}), encoding="utf-8")
     return path
 
 

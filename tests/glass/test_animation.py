@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from some_moe.glass.inspect.movement import LayerMovement
-from some_moe.glass.page.render import render_movement
+from some_moe.glass.page.render import describe_movement, render_movement
 
 
 def make_movement(num_frames: int = 4, num_experts: int = 3) -> LayerMovement:
@@ -33,7 +33,7 @@ def read_data(page: str) -> dict[str, object]:
 
 
 def render(movement: LayerMovement, name: str = "mine") -> str:
-    return render_movement(name, [movement], {5: ["#440154"] * movement.paths.shape[1]})
+    return render_movement(name, describe_movement([movement], {5: ["#440154"] * movement.paths.shape[1]}))
 
 
 def test_the_page_holds_the_paths_to_a_thousandth_of_their_extent() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from some_moe.glass.inspect.movement import LayerMovement
-from some_moe.glass.page.render import render_movement
+from some_moe.glass.page.render import describe_movement, render_movement
 
 pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
@@ -35,7 +35,8 @@ def make_movement(layer: int) -> LayerMovement:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("movement") / "movement.html"
     colours = {layer: ["#440154", "#31688e", "#35b779", "#fde725", "#21918c"] for layer in (0, STILL_LAYER)}
-    text = render_movement("a <b>run</b>", [make_movement(0), make_movement(STILL_LAYER)], colours)
+    data = describe_movement([make_movement(0), make_movement(STILL_LAYER)], colours)
+    text = render_movement("a <b>run</b>", data)
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -150,7 +150,8 @@ def test_the_padded_loss_is_labelled_as_the_old_protocol(run: Path) -> None:
 
 
 def page_of(path: Path) -> Page:
-    run, analysis = read_run(path), read_analysis(path)
+    run = read_run(path)
+    analysis = read_analysis(run)
     return make_page(run, analysis, [], list_missing(run, analysis))
 
 
@@ -175,6 +176,7 @@ def test_report_writes_a_page_and_its_markdown_twin(run: Path, capsys: pytest.Ca
     html, text = (run / "report.html").read_text(encoding="utf-8"), (run / "report.md").read_text(encoding="utf-8")
     assert len(html) < 6_000_000
     assert NASTY not in html
+    assert "<script>alert(1)<script>" not in html
     assert NASTY not in re.sub(r"```.*?```", "", text, flags=re.S)  # what is fenced is text anyway
     result = json.loads((run / "result.json").read_text())
     for page in (html, text):
@@ -185,17 +187,48 @@ def test_report_writes_a_page_and_its_markdown_twin(run: Path, capsys: pytest.Ca
         assert (run / link).is_file(), link
 
 
-def test_a_fresh_analysis_is_not_made_again_and_an_old_one_is(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def analyses(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Runs that are analysed, or would be."""
     calls: list[Path] = []
     monkeypatch.setattr("some_moe.glass.api.analyze", lambda path, *, say: calls.append(path))  # noqa: ARG005
+    return calls
+
+
+def test_whether_an_analysis_is_old_is_told_by_what_it_says_and_not_by_the_clock(
+    run: Path, analyses: list[Path], tmp_path: Path
+) -> None:
+    for file in (run / "analysis").rglob("*"):
+        os.utime(file, (1, 1))
+    assert main(["report", str(run)]) == 0
+    copy = shutil.copytree(run, tmp_path / "copy")
+    assert main(["report", str(copy)]) == 0
+    assert analyses == []
+
+
+@pytest.mark.parametrize("change", ["later checkpoint", "other checkpoint", "older version", "damaged"])
+def test_an_analysis_of_something_else_is_made_anew_or_marked(run: Path, analyses: list[Path], change: str) -> None:
     found = run / "analysis" / "analysis.json"
-    assert main(["report", str(run)]) == 0
-    assert calls == []
-    os.utime(found, (1, 1))
+    record = json.loads(found.read_text())
+    checkpoint = run / "checkpoints" / f"step-{record['of']['step']}"
+    os.utime(found, (2**31, 2**31))
+    if change == "later checkpoint":
+        shutil.copytree(checkpoint, run / "checkpoints" / "step-99")
+    elif change == "other checkpoint":
+        (checkpoint / "state.json").write_text((checkpoint / "state.json").read_text() + " ")
+    else:
+        found.write_text(json.dumps(record | {"format_version": 1}) if change == "older version" else "{")
     assert main(["report", str(run), "--no-analyze"]) == 0
-    assert calls == []
+    assert analyses == []
+    said = {
+        "later checkpoint": f"made at step {record['of']['newest']}, and the run is at step 99",
+        "other checkpoint": "The analysis is of another checkpoint",
+        "older version": "made by another version of this program",
+        "damaged": "analysis/analysis.json cannot be used",
+    }
+    assert said[change] in (run / "report.md").read_text(encoding="utf-8")
     assert main(["report", str(run)]) == 0
-    assert calls == [run]
+    assert analyses == [run]
 
 
 def test_without_analysis_the_page_says_what_is_missing(run: Path) -> None:
@@ -331,14 +364,12 @@ def test_trace_as_json_writes_a_page_only_where_one_is_asked_for(
     assert (tmp_path / "t.html").is_file()
 
 
-def test_guilds_older_than_the_analysis_are_said_to_be_old(tmp_path: Path) -> None:
-    folder = tmp_path / "analysis"
-    folder.mkdir()
-    (folder / "guilds.json").write_text('{"level": 0.01, "guilds": []}', encoding="utf-8")
-    (folder / "collected.safetensors").write_bytes(b"")
-    os.utime(folder / "guilds.json", (1, 1))
-    stale = read_analysis(tmp_path).guilds
+def test_guilds_of_another_collection_are_said_to_be_old(run: Path) -> None:
+    file = run / "analysis" / "guilds.json"
+    guilds = read_analysis(read_run(run)).guilds
+    assert guilds is not None
+    assert "stale" not in guilds
+    file.write_text(file.read_text().replace(guilds["of"], "0" * 64))
+    stale = read_analysis(read_run(run)).guilds
     assert stale is not None
     assert make_guild_section(stale).blocks[0] == Notice(stale["stale"])
-    os.utime(folder / "collected.safetensors", (1, 1))
-    assert "stale" not in (read_analysis(tmp_path).guilds or {})

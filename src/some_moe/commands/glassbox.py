@@ -2,9 +2,10 @@
 
 import sys
 
-from some_moe.cli import Parser, on_terminal, terminal_width, write, write_json
+from some_moe.cli import Parser, look, write, write_json
 from some_moe.errors import UsageError
 from some_moe.glass import MAX_TOKENS
+from some_moe.reading import clean
 
 
 def analyze_run(arguments: list[str]) -> int:
@@ -24,6 +25,8 @@ def analyze_run(arguments: list[str]) -> int:
         "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"tokens to replay (default {MAX_TOKENS:,})"
     )
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument("--out", metavar="DIR", help="where it goes instead of RUN/analysis; reports do not look there")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = vars(parser.parse(arguments))
     if options["collect_only"] and options["draw_only"]:
@@ -32,16 +35,14 @@ def analyze_run(arguments: list[str]) -> int:
         raise UsageError(f"--max-tokens {options['max_tokens']} is out of range; use 1 or more")
 
     from some_moe.glass.api import analyze
-    from some_moe.layout import Style
 
     wants_json, guilds = options.pop("json"), not options.pop("no_guilds")
     found = analyze(**options, guilds=guilds, say=say)
     if wants_json:
-        return write_json(found.findings)
-    return write(found.format(width=terminal_width(), style=Style(on_terminal())))
+        return write_json(clean(found.findings))
+    return write(found.format(**look()))
 
 
 def say(what: str) -> None:
-    """Tell who waits at a terminal what is going on."""
-    if sys.stderr.isatty():
-        print(what, file=sys.stderr)
+    """Tell who waits what is going on."""
+    print(clean(what), file=sys.stderr)

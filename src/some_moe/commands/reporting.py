@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from some_moe.cli import Parser, write
+from some_moe.cli import Parser, look, write
 from some_moe.commands.glassbox import say
 from some_moe.errors import UsageError
 
@@ -25,4 +25,4 @@ def write_report(arguments: list[str]) -> int:
 
     from some_moe.glass.api import report
 
-    return write(report(options.runs, out=options.out, analyze=not options.no_analyze, say=say).format())
+    return write(report(options.runs, out=options.out, analyze=not options.no_analyze, say=say).format(**look()))

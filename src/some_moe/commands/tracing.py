@@ -1,9 +1,8 @@
 """`some trace`: the path of every token of a text, in the terminal and as a page."""
 
-from pathlib import Path
-
-from some_moe.cli import Parser, on_terminal, read_words, terminal_width, write, write_json
+from some_moe.cli import Parser, look, read_words, write, write_json
 from some_moe.errors import UsageError
+from some_moe.reading import clean
 
 
 def trace_text(arguments: list[str]) -> int:
@@ -14,18 +13,17 @@ def trace_text(arguments: list[str]) -> int:
     parser.add_argument("--layers", metavar="0,2", help="these SoME layers only (default: all)")
     parser.add_argument("--html", metavar="F", help="where the page goes (default: RUN/trace.html)")
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", action="store_true", help="print one object; a page only where --html asks for it")
     options = parser.parse(arguments)
     layers = None if options.layers is None else parse_layers(options.layers)
 
     from some_moe.glass.api import trace
-    from some_moe.layout import Style
 
-    page = options.html or (None if options.json else Path(options.run) / "trace.html")
-    found = trace(options.run, read_words(options.text), layers=layers, checkpoint=options.checkpoint, html=page)
-    if options.json:
-        return write_json(found.findings)
-    return write(found.format(width=terminal_width(), style=Style(on_terminal())))
+    page = options.html or not options.json
+    chosen = {"layers": layers, "checkpoint": options.checkpoint, "device": options.device}
+    found = trace(options.run, read_words(options.text), **chosen, html=page)
+    return write_json(clean(found.findings)) if options.json else write(found.format(**look()))
 
 
 def parse_layers(text: str) -> list[int]:

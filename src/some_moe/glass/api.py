@@ -7,26 +7,30 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from some_moe.config import ConfigError
-from some_moe.files import write_whole
+from some_moe.config import ConfigError, TrainConfig
+from some_moe.files import clear_scratch, inside, write_whole
 from some_moe.glass import MAX_TOKENS
 from some_moe.glass.inspect import traces
 from some_moe.glass.inspect.collection import Collection
+from some_moe.glass.inspect.forms import ANALYSIS, read_part
 from some_moe.glass.inspect.projections import FEWEST_KEYS, METHODS, map_keys, umap_in_background
 from some_moe.glass.inspect.runs import RunRecord, read_run
-from some_moe.glass.page.blocks import Figure, Fold, Gallery, Notice, Page, Text, TraceView
+from some_moe.glass.page.blocks import Block, Figure, Fold, Gallery, Notice, Page, Text, TraceView
 from some_moe.glass.page.comparison import compare, make_comparison
-from some_moe.glass.page.inside import Analysis, describe_analysis, list_missing, read_analysis
+from some_moe.glass.page.inside import Analysis, describe_analysis, find_age, list_missing, read_analysis
 from some_moe.glass.page.markdown import render_markdown
 from some_moe.glass.page.pages import final_figures, make_page
-from some_moe.glass.page.render import render_movement, render_page, render_trace
+from some_moe.glass.page.render import describe_movement, render_movement, render_page, render_trace
 from some_moe.glass.results import Result
+from some_moe.progress import Say, say_nothing
+from some_moe.staging import own_place, publish, stage, writing
+from some_moe.training.run_folder import RunFolder
 
 if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and bad input is refused before
     from some_moe.glass.figures.canvas import Drawing
@@ -35,13 +39,9 @@ if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and b
 
     AnyRun = str | Path | Run
 
+OUTDATED = ("figures/*.png", "figures/*.svg", "movement.*")  # what an analysis may have, and the next one not
 DRAWING_LIBRARIES = ("matplotlib", "sklearn", "umap")
 PACKAGES = {"sklearn": "scikit-learn", "umap": "umap-learn"}  # what others are called where they are installed from
-Say = Callable[[str], None]
-
-
-def _say_nothing(what: str) -> None:
-    """What a notebook hears of the work in progress."""
 
 
 def _find_place(run: "AnyRun") -> Path:
@@ -52,18 +52,8 @@ def _refuse_absent(libraries: Sequence[str], task: str, cure: str = "") -> None:
     absent = [name for name in libraries if find_spec(name) is None]
     if absent:
         packages = [PACKAGES.get(name, name) for name in absent]
-        raise ConfigError(
-            f"{task} needs {', '.join(absent)}, which is not installed; run pip install {' '.join(packages)}{cure}"
-        )
-
-
-@contextmanager
-def _refuse_unwritable(path: Path) -> Iterator[None]:
-    """Where a page cannot be written, say so in one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror}); choose another place") from None
+        cure = f"run pip install {' '.join(packages)}{cure}"
+        raise ConfigError(f"{task} needs {', '.join(absent)}, which is not installed; {cure}")
 
 
 # --- analyze ------------------------------------------------------------------------------------------------
@@ -79,14 +69,17 @@ def analyze(
     split: str = "valid",
     max_tokens: int = MAX_TOKENS,
     checkpoint: str = "best",
-    say: Say = _say_nothing,
+    device: str = "auto",
+    out: str | Path | None = None,
+    say: Say = say_nothing,
 ) -> Result:
     """Replay a run on its own text, measure its experts, map its keys, judge its guilds; write RUN/analysis/.
 
     run: a run folder, or what `load` gave; finished, killed or still training. collect_only: replay, and draw later;
     draw_only: draw what was collected before, without a model. guilds: whether to judge them, which takes longest;
     control: another run whose guilds are judged too. split, max_tokens, checkpoint: what is replayed, up to how many
-    tokens, and with which of best, last and step-N. say: is told what is going on.
+    tokens, and with which of best, last and step-N. device: where it is replayed (auto, cpu, cuda, cuda:N). out:
+    another folder than RUN/analysis/, in which reports do not look. say: is told what is going on.
 
     Returns what analysis.json holds as `findings`, with the guilds in a few numbers, and what was written as `paths`;
     with collect_only the findings are what is known of the pass: step, split, loss and the like.
@@ -98,22 +91,34 @@ def analyze(
     record, twin = read_run(_find_place(run)), None if control is None else _find_place(control)
     if twin is not None:
         read_run(twin)  # a wrong one is refused now, not after minutes of work
-    folder = record.path / "analysis"
+    folder = inside(record.path, "analysis") if out is None else Path(out)
+    cure = "name a folder of your own with --out"
     place = folder if folder.exists() else folder.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError(f"{str(folder)!r} cannot be written; make room for it, or analyze a copy of the run")
+        raise ConfigError(f"{str(folder)!r} cannot be written; {cure}")
+    can_replay = bool(record.checkpoints) and (record.path / "tokenizer.json").is_file() and not draw_only
+    if can_replay or collect_only:
+        RunFolder(record.path).choose_checkpoint(checkpoint)  # one that is not there is refused now
+    inside(folder, "figures")
+    collected = folder / "collected.safetensors"
+    collection = Collection.load(inside(folder, collected.name)) if draw_only else None
+    if collection is not None:
+        collection.refuse_other_model(record.config.model)
 
     import torch
 
     from some_moe.glass.inspect.collect import collect_run
-    from some_moe.training.runs import default_device
+    from some_moe.training.machine import choose_machine
 
-    replay = partial(
-        collect_run, record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=default_device()
-    )
-    collected = folder / "collected.safetensors"
+    where = choose_machine(TrainConfig(device=device)).device
+    replay = partial(collect_run, record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=where)
     if collect_only:  # nothing is drawn, so that nothing that draws is needed
-        meta = replay().meta
+        say("replaying the model …")
+        seen = replay()
+        with stage(folder, cure) as scratch:
+            seen.save(scratch / collected.name)
+            publish(scratch, folder)
+        meta = seen.meta
         title = f"step {meta['step']:,} on {meta['num_tokens']:,} tokens of {meta['split']}: loss {meta['loss']:.4f}"
         notes, findings = list(map(Notice, meta["notes"])), meta | {"file": str(collected)}
         return Result(title=title, findings=findings, paths=(collected,), blocks=notes)
@@ -122,10 +127,9 @@ def analyze(
     from some_moe.glass.inspect.findings import look_inside
     from some_moe.glass.inspect.guilds import analyze_guilds
 
-    collection = Collection.load(collected) if draw_only else None
     wants_umap = record.has_keys and record.config.model.num_experts >= FEWEST_KEYS
     with umap_in_background() if wants_umap else nullcontext() as start_umap:
-        if not draw_only and record.checkpoints and (record.path / "tokenizer.json").is_file():
+        if can_replay:
             say("replaying the model …")
             # UMAP's process needs a core: threads without one wait for each other.
             num_threads = torch.get_num_threads()
@@ -134,24 +138,31 @@ def analyze(
                 collection = replay()
             finally:
                 torch.set_num_threads(num_threads)
-        folder.mkdir(exist_ok=True)
-        inside = look_inside(record, collection)
-        figures = _save_figures(_draw(inside, start_umap, say), folder / "figures")
-    found = inside.to_dict() | {"figures": figures}
-    write_whole(folder / "analysis.json", json.dumps(found, indent=1, allow_nan=False))
-    paths, page = [folder / "analysis.json", folder / "figures"], folder / "movement.html"
-    page.unlink(missing_ok=True)  # of an earlier analysis
-    if inside.movements:
-        write_whole(page, render_movement(record.name, inside.movements, choose_colours(inside)))
-        paths.append(page)
+        insight = look_inside(record, collection)
+        with stage(folder, cure) as scratch:
+            if collection is not None and can_replay:
+                collection.save(scratch / collected.name)
+            figures = [drawing.file(scratch / "figures") for drawing in _draw(insight, start_umap, say)]
+            found = insight.to_dict() | {"figures": figures}
+            if insight.movements:
+                data = describe_movement(insight.movements, choose_colours(insight))
+                write_whole(scratch / "movement.json", json.dumps(data, separators=(",", ":"), allow_nan=False))
+                write_whole(scratch / "movement.html", render_movement(record.name, data))
+            write_whole(scratch / "analysis.json", json.dumps(found, indent=1, allow_nan=False))
+            publish(scratch, folder, last="analysis.json", outdated=OUTDATED)
+    paths = [folder / "analysis.json", folder / "figures"]
+    paths += [folder / "movement.html"] if insight.movements else []
     if collection is not None:
         paths.append(collected)
-        if guilds and inside.layers:
+        if guilds and insight.layers:
             say("testing the guilds …")
             judged = analyze_guilds(record.path, collection, control=twin)
+            place = own_place(folder, "guilds.json")
+            with writing(place):
+                write_whole(place, json.dumps(judged, indent=1, allow_nan=False))
             supported = [guild["name"] for guild in judged["guilds"] if guild["verdict"] == "supported"]
             found["guilds"] = {"candidates": len(judged["guilds"]), "supported": supported, "level": judged["level"]}
-            paths.append(folder / "guilds.json")
+            paths.append(place)
     drawn = Analysis(folder=folder, record=found).figures()
     fold = [Fold(f"{len(drawn)} figures", [Gallery(drawn)])] if drawn else []
     title, blocks = describe_analysis(found)
@@ -176,20 +187,6 @@ def _draw(findings: "Findings", start_umap: Callable[..., Any] | None, say: Say)
         yield draw_key_map(findings.maps[method], findings.layers, choose_colours(findings))
 
 
-def _save_figures(drawings: "Iterator[Drawing]", folder: Path) -> list[dict[str, str]]:
-    """Save each figure and list them; figures of an earlier analysis that are no longer drawn are removed."""
-    listed, kept = [], set()
-    for drawing in drawings:
-        png, svg = drawing.save(folder)
-        kept |= {png, svg}
-        words = {"name": drawing.name, "title": drawing.title, "caption": drawing.caption}
-        listed.append(words | {"png": f"figures/{png.name}", "svg": f"figures/{svg.name}"})
-    for old in [*folder.glob("*.png"), *folder.glob("*.svg")]:
-        if old not in kept:
-            old.unlink()
-    return listed
-
-
 # --- trace --------------------------------------------------------------------------------------------------
 
 
@@ -199,35 +196,41 @@ def trace(
     *,
     layers: Sequence[int] | None = None,
     checkpoint: str = "best",
-    html: str | Path | None = None,
+    device: str = "auto",
+    html: str | Path | bool = False,
 ) -> Result:
     """Let a run read `text` once, and record which experts each token uses. Keys stay still.
 
-    run: a run folder, of which `checkpoint` (best, last or step-N) is opened, or what `load` gave. layers: these SoME
-    layers only. html: where a page goes that can be explored; without it nothing is written.
+    run: a run folder, of which `checkpoint` (best, last or step-N) is opened on `device` (auto, cpu, cuda, cuda:N), or
+    what `load` gave. layers: these SoME layers only. html: where a page goes that can be explored; True: to
+    RUN/trace.html, where that may be written.
     """
+    place = own_place(_find_place(run), "trace.html") if html is True else Path(html) if html else None
     from some_moe.training.runs import load
 
     loaded = load(run, checkpoint=checkpoint) if isinstance(run, str | Path) else run
+    if loaded is not run:  # and it was not refused: torch is loaded now
+        from some_moe.training.machine import choose_machine
+
+        loaded.model.to(choose_machine(TrainConfig(device=device)).device)
     found = traces.trace(loaded, text, layers)
-    paths = () if html is None else (Path(html),)
-    for path in paths:
-        with _refuse_unwritable(path):
-            write_whole(path, render_trace(found))
+    blocks: list[Block] = [TraceView(found)]
+    if html is True and place is not None and not os.access(place.parent, os.W_OK):
+        blocks.append(Notice(f"No page was written, for {str(place)!r} may not be; name another place with --html."))
+        place = None
+    if place is not None:
+        with writing(place):
+            write_whole(place, render_trace(found))
     loss = "" if found.loss is None else f", loss {found.loss:.4f} nats per token"
     title = f"{found.run}, step {found.step:,}: {len(found.tokens)} tokens{loss}"
-    return Result(title=title, findings=found.to_dict(), paths=paths, blocks=[TraceView(found)])
+    return Result(title=title, findings=found.to_dict(), paths=(place,) if place else (), blocks=blocks)
 
 
 # --- report -------------------------------------------------------------------------------------------------
 
 
 def report(
-    runs: "AnyRun | Sequence[AnyRun]",
-    *,
-    out: str | Path | None = None,
-    analyze: bool = True,
-    say: Say = _say_nothing,
+    runs: "AnyRun | Sequence[AnyRun]", *, out: str | Path | None = None, analyze: bool = True, say: Say = say_nothing
 ) -> Result:
     """Write a run as one page (RUN/report.html and report.md), or several as a comparison (./report.html).
 
@@ -249,21 +252,32 @@ def report(
         if resolved.count(place.resolve()) > 1:
             raise ConfigError(f"{str(place)!r} is given twice; name each run once")
     records = [read_run(place) for place in places]
+    page = _find_own_page(Path() if len(records) > 1 else records[0].path) if out is None else Path(out)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a name in letters that the figures' font lacks
         if len(records) > 1:
-            return _report_several(records, Path(out or "report.html"))
+            return _report_several(records, page)
         failure = _renew_analysis(records[0], say) if analyze else []
-        return _report_one(records[0], Path(out or records[0].path / "report.html"), failure)
+        return _report_one(records[0], page, failure)
+
+
+def _find_own_page(folder: Path) -> Path:
+    """report.html in a folder, where neither it nor its figures are links that lead out, or pipes."""
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{str(folder)!r} may not be written; name a page of your own with --out")
+    clear_scratch(folder)
+    figures = [f"report-figures/{file.name}" for file in inside(folder, "report-figures").glob("*")]
+    for name in ("report.md", *figures):
+        own_place(folder, name)
+    return own_place(folder, "report.html")
 
 
 def _renew_analysis(run: RunRecord, say: Say) -> list[str]:
     """Analyse the run if that was not done since its newest checkpoint; return why it was not possible, if so."""
     if not run.checkpoints:  # there is nothing to replay
         return []
-    found = run.path / "analysis" / "analysis.json"
-    newest = run.path / "checkpoints" / f"step-{run.checkpoints[-1]}" / "state.json"
-    if found.is_file() and found.stat().st_mtime >= newest.stat().st_mtime:
+    found = read_part(run.path, "analysis.json", ANALYSIS, [])
+    if found is not None and not find_age(run, found):
         return []
     say(f"analysing {run.path} first")
     _refuse_absent(DRAWING_LIBRARIES, "drawing", ", or use --no-analyze")
@@ -277,7 +291,7 @@ def _renew_analysis(run: RunRecord, say: Say) -> list[str]:
 def _report_one(run: RunRecord, out: Path, failure: list[str]) -> Result:
     from some_moe.glass.figures.curves import draw_loss
 
-    analysis = read_analysis(run.path)
+    analysis = read_analysis(run)
     missing = list_missing(run, analysis) + failure
     curves = analysis.figures("loss")
     if not curves and (run.steps or run.evaluations):
@@ -297,14 +311,14 @@ def _report_several(runs: Sequence[RunRecord], out: Path) -> Result:
 
 def _save_drawing(drawing: "Drawing", out: Path) -> Figure:
     """Save a figure beside the page, in PAGE-figures/, and return it as a part of the page."""
-    with _refuse_unwritable(out):
+    with writing(out):
         return Figure(drawing.save(out.with_name(f"{out.stem}-figures"))[0], drawing.title, drawing.caption)
 
 
 def _write_both(page: Page, out: Path, figures: dict[str, Any], missing: list[str]) -> Result:
     """Write the page and its Markdown twin."""
     paths = (out, out.with_suffix(".md"))
-    with _refuse_unwritable(out):
+    with writing(out):
         write_whole(paths[0], render_page(page))
         write_whole(paths[1], render_markdown(page, out.parent))
     return Result(

@@ -8,7 +8,8 @@ from typing import Any
 from some_moe.glass.page.blocks import Block, Code, TraceView
 from some_moe.glass.page.render import render_fragment
 from some_moe.glass.page.terminal import format_blocks, make_trace_table
-from some_moe.layout import Style
+from some_moe.layout import Style, wrap
+from some_moe.reading import clean
 
 PLAIN = Style()
 SHOWN_TOKENS = 200  # of a trace in a notebook
@@ -26,8 +27,9 @@ class Result:
 
     def format(self, *, width: int | None = None, style: Style = PLAIN) -> str:
         """The text that the command prints, no wider than `width`."""
-        lines = [style.bold(self.title), *format_blocks(self.blocks, width=width, style=style)]
-        lines += ["", *map(str, self.paths)] if self.paths else []
+        title = wrap(str(clean(self.title)), width=width or 10_000)
+        lines = [*map(style.bold, title), *format_blocks(self.blocks, width=width, style=style)]
+        lines += ["", *map(clean, map(str, self.paths))] if self.paths else []
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:

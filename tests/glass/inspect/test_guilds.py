@@ -15,8 +15,10 @@ from torch import nn
 from some_moe.config import ConfigError, DataConfig, GravityConfig, ModelConfig, RunConfig
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.tokenizer import Tokenizer
+from some_moe.forms import fit
 from some_moe.glass.inspect.collect import collect
 from some_moe.glass.inspect.collection import Collection
+from some_moe.glass.inspect.forms import GUILDS
 from some_moe.glass.inspect.guilds import LEVEL, Effort, Study, analyze_guilds, rows_of, whole_stories
 from some_moe.glass.inspect.interventions import Probe
 from some_moe.glass.inspect.labels import label_tokens
@@ -198,10 +200,13 @@ def test_a_planted_guild_is_found_and_its_knock_out_hurts_its_class_alone(
     check_planted(planted[2])
 
 
-def test_the_file_holds_the_report_in_its_layout(planted: tuple[Path, Collection, dict[str, Any]]) -> None:
+def test_the_report_has_the_form_that_pages_ask_for(planted: tuple[Path, Collection, dict[str, Any]]) -> None:
     folder, collection, report = planted
-    assert json.loads((folder / "analysis" / "guilds.json").read_text()) == json.loads(json.dumps(report))
-    assert [path.name for path in (folder / "analysis").iterdir()] == ["guilds.json"]
+    filed = json.loads(json.dumps(report, allow_nan=False))
+    assert filed == report
+    assert fit(filed, GUILDS)["guilds"]
+    assert report["of"] == collection.digest()
+    assert not (folder / "analysis").exists()
     assert report["num_tokens"] == len(collection.tokens)
     assert [family["family"] for family in report["families"]] == [
         *("part of speech", "role", "plot part"),

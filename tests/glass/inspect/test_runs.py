@@ -14,6 +14,7 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.glass.inspect.runs import UNFINISHED, read_run
 
 STEP = {"step": 2, "epoch": 1, "tokens": 90, "train_loss": 5.5, "gini_middle": 0.2}
+SIZES = {"model.num_layers": 2, "model.num_experts": 2, "model.top_k": 1, "model.d_model": 4, "model.num_heads": 1}
 EVALUATION = {"step": 4, "epoch": 1, "tokens": 180, "val_loss": 5.0, "layers": []}
 
 
@@ -24,7 +25,7 @@ def write_lines(path: Path, *records: Any) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A finished run, written by hand: two snapshots of two keys in blocks 0 and 1."""
-    RunConfig(name="mine").save(tmp_path / "config.yaml")
+    RunConfig(name="mine").override(SIZES).save(tmp_path / "config.yaml")
     (tmp_path / "env.json").write_text('{"torch": "2.11"}')
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "result.json").write_text('{"status": "finished", "steps": 4}')
@@ -34,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "checkpoints" / "step-4" / "state.json").write_text("{}")
     (tmp_path / "keys").mkdir()
     for step in (0, 10, 4):
-        keys = {f"{layer}.keys": np.full((2, 3), step + layer, np.float32) for layer in (0, 1)}
+        keys = {f"{layer}.keys": np.full((2, 4), step + layer, np.float32) for layer in (0, 1)}
         usage = {f"{layer}.usage": np.ones(2, np.float32) for layer in (0, 1)}
         save_file(keys | usage, tmp_path / "keys" / f"step-{step}.safetensors")
     return tmp_path
@@ -56,7 +57,7 @@ def test_snapshots_are_in_the_order_of_steps(folder: Path) -> None:
     snapshots = read_run(folder).snapshots
     assert snapshots.steps == (0, 4, 10)
     assert snapshots.layers == (0, 1)
-    assert [snapshots.read("keys", step, 1).tolist() for step in snapshots.steps] == [[[n] * 3] * 2 for n in (1, 5, 11)]
+    assert [snapshots.read("keys", step, 1).tolist() for step in snapshots.steps] == [[[n] * 4] * 2 for n in (1, 5, 11)]
     assert snapshots.read("usage", 4, 0).tolist() == [1, 1]
 
 
@@ -97,6 +98,30 @@ def test_a_damaged_snapshot_is_left_out_and_named(folder: Path) -> None:
     run = read_run(folder)
     assert run.snapshots.steps == (0, 10)
     assert run.missing == ("The key snapshot step-4.safetensors is damaged and left out.",)
+
+
+@pytest.mark.parametrize("change", ["another layer", "too few", "too wide", "another type"])
+def test_a_snapshot_of_another_model_is_left_out_and_named(folder: Path, change: str) -> None:
+    tensors = {f"{layer}.keys": np.ones((2, 4), np.float32) for layer in (0, 1)}
+    tensors |= {f"{layer}.usage": np.ones(2, np.float32) for layer in (0, 1)}
+    if change == "another layer":
+        tensors["zz.keys"] = tensors.pop("1.keys")
+    elif change == "too few":
+        del tensors["1.usage"]
+    else:
+        tensors["0.keys"] = np.ones((2, 5), np.float32) if change == "too wide" else np.ones((2, 4), np.int32)
+    save_file(tensors, folder / "keys" / "step-4.safetensors")
+    run = read_run(folder)
+    assert run.snapshots.steps == (0, 10)
+    assert run.missing == ("The key snapshot step-4.safetensors is damaged and left out.",)
+
+
+def test_keys_that_are_no_numbers_are_refused_when_they_are_read(folder: Path) -> None:
+    tensors = {f"{layer}.keys": np.full((2, 4), np.nan, np.float32) for layer in (0, 1)}
+    tensors |= {f"{layer}.usage": np.ones(2, np.float32) for layer in (0, 1)}
+    save_file(tensors, folder / "keys" / "step-4.safetensors")
+    with pytest.raises(ConfigError, match=r"step-4.safetensors' holds what is no number; restore it, or remove it"):
+        read_run(folder).snapshots.read("keys", 4, 0)
 
 
 def test_a_damaged_result_is_no_result(folder: Path) -> None:

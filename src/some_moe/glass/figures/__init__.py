@@ -1,6 +1,11 @@
 """Every figure of a run, in the order in which a reader meets them."""
 
 from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+
+with chdir(Path(__file__).parent):  # matplotlib would read a file `matplotlibrc` of the current folder, whoever's it is
+    import matplotlib  # noqa: F401
 
 from some_moe.glass.figures import curves, keys, usage
 from some_moe.glass.figures.canvas import Drawing, rank_colours

@@ -5,6 +5,7 @@ Figures are five inches wide with ten-point text, so that they can still be read
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from some_moe.files import write_whole
 
 WIDTH = 5.0  # inches
 PIXELS_AN_INCH = 200
@@ -32,7 +35,9 @@ STYLE: Any = {  # matplotlib types its names one by one; text stays text in SVG:
     "figure.titlesize": 12, "figure.titleweight": "bold", "figure.facecolor": "white",
     "savefig.facecolor": "white", "svg.fonttype": "none", "svg.hashsalt": "some-moe",
 }  # fmt: skip
-styled = mpl.rc_context(STYLE)  # draw in the common look, without touching matplotlib's settings for anybody else
+# A file `matplotlibrc` of the reader's, or of the folder that he stands in, changes nothing: no look, no LaTeX.
+LOOK: Any = {name: value for name, value in mpl.rcParamsDefault.items() if name != "backend"} | STYLE
+styled = mpl.rc_context(LOOK)  # draw in the common look, without touching matplotlib's settings for anybody else
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,21 @@ class Drawing:
         """Write NAME.png and NAME.svg; return their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         png, svg = folder / f"{self.name}.png", folder / f"{self.name}.svg"
-        with mpl.rc_context(STYLE):
+        with mpl.rc_context(LOOK):
             # Drawn once as a picture and once as SVG, from the same layout; nothing in them tells the time.
-            self.figure.savefig(png, dpi=PIXELS_AN_INCH, metadata={"Software": "some-moe"})
+            picture, drawing = BytesIO(), BytesIO()
+            self.figure.savefig(picture, format="png", dpi=PIXELS_AN_INCH, metadata={"Software": "some-moe"})
             self.figure.set_layout_engine("none")
             metadata = {"Date": None, "Creator": "some-moe", "Title": self.title}
-            self.figure.savefig(svg, format="svg", metadata=metadata)
+            self.figure.savefig(drawing, format="svg", metadata=metadata)
+        write_whole(png, picture.getvalue())
+        write_whole(svg, drawing.getvalue())
         return [png, svg]
+
+    def file(self, folder: Path) -> dict[str, str]:
+        """Write it, and return what analysis.json says of it."""
+        files = {path.suffix[1:]: f"{folder.name}/{path.name}" for path in self.save(folder)}
+        return {"name": self.name, "title": self.title, "caption": self.caption, **files}
 
 
 def make_panels(

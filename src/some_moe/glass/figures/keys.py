@@ -18,13 +18,12 @@ LARGEST_POINT = 380  # its area, in square points
 PANEL_INCHES = np.array([4.2, 3.0])  # of a panel that stands alone in its row, within its axes
 LABEL_INCHES = np.array([0.2, 0.13])  # what a number needs to be read
 LABEL_GROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.6}
+Colours = Mapping[int, Sequence[str]]  # of the experts, by layer
 COLOUR_RULE = "A colour is an expert's rank along the first principal axis of its layer, the same in every figure."
 
 
 @styled
-def draw_key_map(
-    maps: Sequence[KeyMap], layers: Sequence[LayerNumbers], colours: Mapping[int, Sequence[str]]
-) -> Drawing:
+def draw_key_map(maps: Sequence[KeyMap], layers: Sequence[LayerNumbers], colours: Colours) -> Drawing:
     """The keys of every layer on a plane, all by the same method. colours: of the experts, by layer."""
     name = METHOD_NAMES[maps[0].method]
     figure, panels, alone = canvas.make_layer_panels(len(maps), f"Map of the keys by {name}", height=3.6, small=2.4)

@@ -13,9 +13,8 @@ from some_moe.glass.inspect.evidence import Measured, rate_enrichment
 from some_moe.glass.inspect.labels import UNLABELLED, Family
 
 NUM_WORDS, NUM_CONTEXTS, CONTEXT_TOKENS = 8, 4, 8
-Card = dict[
-    str, Any
-]  # as it is filed; p-values are corrected, and None without keys; `knockout` is None where not tried
+# As it is filed; p-values are corrected, and None without keys; `knockout` is None where not tried.
+Card = dict[str, Any]
 
 
 @dataclass(eq=False)

@@ -10,16 +10,17 @@ import torch
 
 from some_moe.config import ConfigError
 from some_moe.data.batches import Batches, Rows
-from some_moe.data.dataset import prepare
 from some_moe.data.sources import SPLITS
 from some_moe.glass import MAX_TOKENS
 from some_moe.glass.inspect.collection import Collection
+from some_moe.glass.inspect.runs import hash_state
 from some_moe.glass.inspect.traces import sort_by_gate
 from some_moe.hashing import make_salt, sample_order
 from some_moe.model.layer import SomeLayer
 from some_moe.model.routing import unit_vectors
 from some_moe.model.transformer import token_cross_entropy
 from some_moe.training.evaluate import forward
+from some_moe.training.run_folder import list_steps
 from some_moe.training.runs import Run, load
 
 ROWS_A_BATCH = 16  # small batches: the logits of a wide vocabulary are large
@@ -35,14 +36,14 @@ def collect_run(
     checkpoint: str = "best",
     device: torch.device | str = "cpu",
 ) -> Collection:
-    """Open a run, replay one of its own splits, and save what was seen as RUN/analysis/collected.safetensors."""
+    """Open a run, and replay one of its own splits: the text that it was trained on, and no other."""
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is not known; use one of {', '.join(SPLITS)}")
     run = load(path, checkpoint=checkpoint)
-    dataset = prepare(run.config.data, run.config.model.vocab_size, run.tokenizer)
-    collection = collect(run, getattr(dataset, split), split=split, max_tokens=max_tokens, device=device)
-    collection.save(Path(path) / "analysis" / "collected.safetensors")
-    return collection
+    seen = collect(run, getattr(run.read_data(), split), split=split, max_tokens=max_tokens, device=device)
+    seen.meta["state"] = hash_state(run.checkpoint)
+    seen.meta["newest"] = max(list_steps(run.path / "checkpoints"))
+    return seen
 
 
 @torch.no_grad()
@@ -77,9 +78,8 @@ def collect(
     experts = np.zeros((len(layers), num_tokens, top_k), np.int16)
     gates = np.zeros((len(layers), num_tokens, top_k), np.float32)
     queries = np.zeros((len(layers), len(sampled), width), np.float32)
-    batches = Batches(
-        rows, config.data, rows_a_step=min(ROWS_A_BATCH, config.data.batch_size), seed=0, keep_partial=True
-    )
+    rows_a_step = min(ROWS_A_BATCH, config.data.batch_size)
+    batches = Batches(rows, config.data, rows_a_step=rows_a_step, seed=0, keep_partial=True)
     for chosen in batches.plan(0, shuffle=False):
         batch = batches.make(chosen).to(torch.device(device))
         places = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])  # of the batch's real tokens

@@ -134,11 +134,8 @@ def shuffles_of(family: Family) -> tuple[association.Shuffle, ...]:
     if family.describes:
         # No shuffle keeps a word's frequency and changes its identity: these families are of words by definition.
         return (association.shuffle_by_story,)
-    return (
-        (association.shuffle_by_word, association.shuffle_by_story)
-        if family.in_context
-        else (association.shuffle_by_word,)
-    )
+    by_word = (association.shuffle_by_word,)
+    return (*by_word, association.shuffle_by_story) if family.in_context else by_word
 
 
 def judge_association(measured: Sequence[Measured]) -> None:

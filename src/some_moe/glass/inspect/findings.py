@@ -6,12 +6,12 @@ from typing import Any
 
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.communities import count_pairs
+from some_moe.glass.inspect.forms import VERSION
 from some_moe.glass.inspect.layers import RULES, LayerNumbers, measure_layers, share_company, strongest_pairs
 from some_moe.glass.inspect.movement import LayerMovement, trace_movement
 from some_moe.glass.inspect.projections import KeyMap
 from some_moe.glass.inspect.runs import RunRecord
 
-FORMAT_VERSION = 1
 MOST_LISTED_EXPERTS = 64  # matrices of more would make the file unreadable; the collection still holds them
 
 
@@ -39,6 +39,7 @@ class Findings:
     def to_dict(self) -> dict[str, Any]:
         """What analysis.json holds."""
         run, losses = self.run, ["step", "tokens", "nats"]
+        seen, newest = {} if self.collection is None else self.collection.meta, max(run.checkpoints, default=None)
         train = [[line["step"], line.get("tokens"), line["train_loss"]] for line in run.steps]
         valid = [[line["step"], line.get("tokens"), line["val_loss"]] for line in run.evaluations]
         usage = [
@@ -47,10 +48,12 @@ class Findings:
             if line.get("layers")
         ]
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": VERSION,
             "run": run.name,
             "status": run.status,
             "last_step": run.last_step,
+            # The checkpoint that was replayed, and the newest one then: whether this is old, it tells itself.
+            "of": {name: seen.get(name) for name in ("step", "state")} | {"newest": seen.get("newest", newest)},
             "collected": None if self.collection is None else self.collection.meta,
             "rules": RULES,
             "layers": [layer.to_dict() | self._describe_company(place) for place, layer in enumerate(self.layers)],

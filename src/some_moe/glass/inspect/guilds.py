@@ -16,7 +16,6 @@ any false guild stays below `level`. Test 2 only says which experts belong to a 
 few random sets as normal, which they are only nearly: by itself it is passed by chance two to four times too often.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ import torch
 
 from some_moe.config import ConfigError
 from some_moe.data.batches import Rows
-from some_moe.files import write_whole
 from some_moe.glass.inspect.association import adjust_by_holm, bootstrap_weights
 from some_moe.glass.inspect.cards import Case, count_passed, fail_before_knock_out, find_cases, judge, quote_words
 from some_moe.glass.inspect.collect import collect
@@ -75,7 +73,7 @@ class Effort:
 def analyze_guilds(
     run_path: Path, collection: Collection, *, control: Path | None = None, effort: Effort | None = None
 ) -> dict[str, Any]:
-    """Find and judge the guilds of a run, and write RUN/analysis/guilds.json.
+    """Find and judge the guilds of a run: what guilds.json holds.
 
     collection: what collect() saw of this run. control: another run (such as one whose keys never moved) that is
     analysed in the same way on the same text; it must have the same tokenizer.
@@ -87,13 +85,10 @@ def analyze_guilds(
     other = None if control is None else _open(control, "best")
     if other is not None and other.tokenizer.to_json() != run.tokenizer.to_json():
         raise ConfigError(f"the control {str(control)!r} has another tokenizer; give a run on the same data")
-    result = Study(run, collection, LEVEL, 0, effort).report() | {"control": None}
+    result = {"of": collection.digest()} | Study(run, collection, LEVEL, 0, effort).report() | {"control": None}
     if other is not None:
         seen = collect(other, rows_of(collection), split=collection.meta["split"], max_tokens=len(collection.tokens))
         result["control"] = {"run": other.path.resolve().name, **Study(other, seen, LEVEL, 0, effort).report()}
-    place = Path(run_path) / "analysis" / "guilds.json"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, json.dumps(result, indent=1, allow_nan=False))
     return result
 
 
@@ -139,9 +134,8 @@ class Study:
         layers, effort = range(len(self.experts)), self.effort
         text = (self.families, self.tokens, self.story, self.experts, self.num_experts)
         words = Words(*text)
-        measured = [
-            Measured(words, family, words.experts, effort.num_shuffles, self.random) for family in words.families
-        ]
+        chosen, shuffles = words.experts, effort.num_shuffles
+        measured = [Measured(words, family, chosen, shuffles, self.random) for family in words.families]
         judge_association(measured)
         draws = self.draw_random_keys() if self.has_keys else []
         if draws:

@@ -3,18 +3,14 @@
 Keys are taken at unit length, so near on a map means a like direction. Few keys fall back on PCA, with a note.
 """
 
-import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from subprocess import PIPE
 
 import numpy as np
 
-from some_moe.processes import python_command, python_environment
+from some_moe.workers import start_worker
 
 METHODS = ("pca", "tsne", "umap")
 FEWEST_KEYS = 8  # a neighbourhood method has nothing to choose among fewer
@@ -126,43 +122,23 @@ def umap_in_background() -> Iterator[Callable[[Sequence[np.ndarray]], Callable[[
 
     Gives a function that sends the layers' keys there, and returns another that waits for their maps.
     """
-    # Not by multiprocessing, whose process would run the caller's script once more; not a fork, for threads of this
-    # process may hold locks that a copy of it would wait for.
-    command = python_command("-c", f"from {__name__} import map_in_background; map_in_background()")
-    # In a session of its own, for Ctrl-C is ours to answer.
-    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=python_environment(), start_new_session=True)
-    assert process.stdin is not None
-    to_umap = process.stdin
+    with start_worker(f"{__name__}:map_in_background") as worker:
 
-    def start(layers: Sequence[np.ndarray]) -> Callable[[], list[KeyMap]]:
-        pickle.dump(list(layers), to_umap)
-        to_umap.flush()
+        def start(layers: Sequence[np.ndarray]) -> Callable[[], list[KeyMap]]:
+            worker.send(list(layers))
+            return worker.receive
 
-        def wait() -> list[KeyMap]:
-            answer, _ = process.communicate()
-            if not answer:
-                raise RuntimeError("the process that runs UMAP has died; its error is above")
-            return list(pickle.loads(answer))
-
-        return wait
-
-    with process:
-        try:
-            yield start
-        finally:
-            process.terminate()
+        yield start
 
 
-def map_in_background() -> None:
-    """What the second process does: read the layers' keys from stdin, and write their maps to stdout."""
+def map_in_background(receive: Callable[[], list[np.ndarray]]) -> list[KeyMap]:
+    """What the second process does."""
     import numba
 
-    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what a library prints is no map
     # UMAP's search for neighbours is loaded as plain Python: it is never called, and compiles for 20 s at first import.
     numba.config.DISABLE_JIT = True  # type: ignore[attr-defined]
     import pynndescent  # noqa: F401
 
     numba.config.DISABLE_JIT = False  # type: ignore[attr-defined]
     map_layer(np.eye(FEWEST_KEYS), "umap")  # compiles while nobody waits
-    pickle.dump(map_keys(pickle.load(sys.stdin.buffer), "umap"), answer)
-    answer.flush()
+    return map_keys(receive(), "umap")

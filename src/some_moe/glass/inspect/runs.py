@@ -3,6 +3,7 @@
 Shapes: E experts, D model width.
 """
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from some_moe.config import ConfigError, RunConfig
+from some_moe.config import ConfigError, ModelConfig, RunConfig
+from some_moe.files import inside
+from some_moe.reading import read_bytes, refuse_irregular
 from some_moe.training.run_folder import RunFolder, list_steps, read_log
 
 UNFINISHED = "training or killed"  # the two look alike from outside
@@ -30,7 +33,10 @@ class KeySnapshots:
     def read(self, what: str, step: int, layer: int) -> np.ndarray:
         """The "keys" (E, D) of a block after `step` steps, or their "usage" (E,): the share of the load times E."""
         with safe_open(self.files[step], framework="numpy") as file:
-            return np.asarray(file.get_tensor(f"{layer}.{what}"))
+            found = np.asarray(file.get_tensor(f"{layer}.{what}"))
+        if not np.isfinite(found).all():
+            raise ConfigError(f"{str(self.files[step])!r} holds what is no number; restore it, or remove it")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +86,22 @@ def read_run(path: str | Path) -> RunRecord:
         evaluations=[line for line in lines if "val_loss" in line],
         result=result,
         samples=samples,
-        snapshots=_find_snapshots(folder.snapshots, damaged),
+        snapshots=KeySnapshots(),
         checkpoints=tuple(s for s, place in list_steps(folder.checkpoints).items() if (place / "state.json").is_file()),
         status=UNFINISHED if result is None else str(result.get("status", "finished")),
         missing=(),
     )
+    if record.has_keys:
+        record = replace(record, snapshots=_find_snapshots(folder, config.model, damaged))
     return replace(record, missing=(*damaged, *_describe_missing(record)))
+
+
+def hash_state(checkpoint: Path) -> str | None:
+    """What a checkpoint is known by, wherever it is copied: a hash of its state.json; None where it is gone."""
+    try:
+        return hashlib.sha256(read_bytes(checkpoint / "state.json")).hexdigest()
+    except (ConfigError, OSError):
+        return None
 
 
 def _read_object(folder: RunFolder, name: str, damaged: list[str]) -> dict[str, Any] | None:
@@ -96,20 +112,24 @@ def _read_object(folder: RunFolder, name: str, damaged: list[str]) -> dict[str, 
         return None
 
 
-def _find_snapshots(folder: Path, damaged: list[str]) -> KeySnapshots:
-    """The snapshots whose header can be read, by step."""
-    found: dict[int, Path] = {}
-    layers: set[int] = set()
-    for step, path in list_steps(folder, ".safetensors").items():
+def _find_snapshots(folder: RunFolder, model: ModelConfig, damaged: list[str]) -> KeySnapshots:
+    """The snapshots that hold the key stores of such a model, by step. Headers alone are read."""
+    layers, found = range(model.num_layers), {}
+    sizes = {"keys": [model.num_experts, model.d_model], "usage": [model.num_experts]}
+    for step, path in list_steps(folder.snapshots, ".safetensors").items():
         try:
+            refuse_irregular(inside(folder.path, path.relative_to(folder.path)))
             with safe_open(path, framework="numpy") as file:
-                names = list(file.keys())
-        except (SafetensorError, OSError):
+                names = file.keys() if len(file.keys()) == len(sizes) * len(layers) else ()
+                parts = {name: file.get_slice(name) for name in names}
+            wanted = {f"{layer}.{what}": size for layer in layers[: len(parts)] for what, size in sizes.items()}
+            if {n: part.get_shape() for n, part in parts.items() if part.get_dtype() == "F32"} != wanted or not parts:
+                raise ConfigError(f"{path.name} is of another model")
+        except (SafetensorError, ConfigError, OSError):
             damaged.append(f"The key snapshot {path.name} is damaged and left out.")
-            continue
-        found[step] = path
-        layers |= {int(name.removesuffix(".keys")) for name in names if name.endswith(".keys")}
-    return KeySnapshots(files=found, layers=tuple(sorted(layers)))
+        else:
+            found[step] = path
+    return KeySnapshots(files=found, layers=tuple(layers) if found else ())
 
 
 def _describe_missing(run: RunRecord) -> list[str]:

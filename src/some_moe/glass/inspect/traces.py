@@ -86,6 +86,8 @@ def trace_collected(collection: Collection, tokenizer: Tokenizer, *, story: int 
     What the model would have guessed was not kept, so the guesses are None.
     """
     places, meta = np.flatnonzero(collection.story == story)[:num_tokens], collection.meta
+    if (collection.tokens[places] >= tokenizer.vocab_size).any():
+        raise ConfigError(f"what was collected of {meta['run']!r} has tokens that its tokenizer lacks; analyse it anew")
     return _make_trace(
         {name: meta[name] for name in ("run", "step", "router", "num_experts")},
         tuple(meta["depths"]),

@@ -71,10 +71,9 @@ class Trials:
     def knock_out(self, case: Case, *, num_sets: int) -> dict[str, Any] | None:
         """Take a guild's experts away, then matched random sets of others; None where there are too few such sets.
 
-        A change is in nats of predicting the
-        next token from that position. `effect` is a difference of differences: how much more the class is hurt than
-        other tokens, by these experts more than by random ones. Its p-value takes the sets' own differences as
-        draws of the null; its interval draws stories anew.
+        A change is in nats of predicting the next token from that position. `effect` is a difference of differences:
+        how much more the class is hurt than other tokens, by these experts more than by random ones. Its p-value takes
+        the sets' own differences as draws of the null; its interval draws stories anew.
         """
         size, layer, experts = len(self.probe.story), case.card["layer"], case.card["experts"]
         inside, outside = case.inside[:size], case.outside[:size]

@@ -98,8 +98,9 @@ class Gallery(Block):
 
 @dataclass(frozen=True)
 class Frame(Block):
-    """A page of its own, shown within this one."""
+    """A page of its own, shown within this one; Markdown points to its file."""
 
+    page: str
     file: Path
     title: str
 

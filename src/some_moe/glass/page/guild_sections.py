@@ -1,6 +1,6 @@
 """Guilds on the page: what the experts of a group are said to share, the evidence, and what chance would give.
 
-Reads RUN/analysis/guilds.json. Any part of it may be absent; the page then leaves that part out or says so.
+Shows RUN/analysis/guilds.json as it fits its form. Any part of it may be absent; the page leaves it out, or says so.
 """
 
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ def _count_survivors(found: Record) -> list[Block]:
 
 def _show_guilds(guilds: Sequence[Record]) -> list[Block]:
     """Cards for the supported ones and for the best tested of the others; a table of the rest."""
-    supported = [guild for guild in guilds if guild.get("verdict") == SUPPORTED]
-    others = [guild for guild in guilds if guild.get("verdict") != SUPPORTED]
+    supported = [guild for guild in guilds if guild["verdict"] == SUPPORTED]
+    others = [guild for guild in guilds if guild["verdict"] != SUPPORTED]
     # Those that came far are the instructive ones: knocked out, then strongest tie.
     others.sort(key=lambda guild: (guild.get("knockout") is None, -(guild.get("npmi") or 0)))
     if not guilds:
@@ -85,18 +85,17 @@ def _show_guilds(guilds: Sequence[Record]) -> list[Block]:
 
 
 def _make_card(guild: Record) -> Card:
-    verdict = str(guild.get("verdict") or "not judged")
     words, contexts = guild.get("words") or [], guild.get("contexts") or []
     return Card(
-        title=str(guild.get("class") or guild.get("name") or "Unnamed"),
-        verdict=verdict,
-        tone={SUPPORTED: "good", "not judged": "open"}.get(verdict, "bad"),
-        subtitle=f"{guild.get('family', 'unknown family')}, layer {guild.get('layer', '?')}",
-        experts=guild.get("experts") or [],
-        reason=str(guild.get("reason") or ""),
+        title=guild["class"],
+        verdict=guild["verdict"],
+        tone="good" if guild["verdict"] == SUPPORTED else "bad",
+        subtitle=f"{guild['family']}, layer {guild['layer']}",
+        experts=guild["experts"],
+        reason=guild["reason"],
         evidence=_evidence_table(guild),
-        words=[(str(word["text"]), int(word["count"])) for word in words[:SHOWN_WORDS]],
-        excerpts=[(str(c["before"]), str(c["word"]), str(c["after"])) for c in contexts[:SHOWN_EXCERPTS]],
+        words=[(word["text"], word["count"]) for word in words[:SHOWN_WORDS]],
+        excerpts=[(one["before"], one["word"], one["after"]) for one in contexts[:SHOWN_EXCERPTS]],
     )
 
 
@@ -162,7 +161,7 @@ GUILD_COLUMNS = [
     text_column("Kind of word", "class"),
     text_column("Family", "family"),
     number_column("Layer", "layer"),
-    Column("Experts", lambda guild: ", ".join(map(str, guild.get("experts") or [])), wraps=True),
+    Column("Experts", lambda guild: ", ".join(map(str, guild["experts"])), wraps=True),
     number_column("NPMI", "npmi", ".2f"),
     text_column("Verdict", "verdict"),
     text_column("Reason", "reason", wraps=True),

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from some_moe.glass.page import blocks
 from some_moe.glass.page.terminal import make_trace_table
 from some_moe.layout import Column
+from some_moe.reading import clean
 
 TRACED_TOKENS = 25
 NUMBER_COLUMNS = (Column("figure"), Column("value", numeric=True), Column("note"))
@@ -19,7 +20,7 @@ def render_markdown(page: blocks.Page, folder: Path) -> str:
     parts = [f"# {plain(page.title)}", plain(page.kicker), sentence(page.summary)]
     for section in page.sections:
         parts += [f"## {plain(section.title)}", *_write_all(section.blocks, folder)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return str(clean("\n\n".join(part for part in parts if part))) + "\n"
 
 
 def plain(text: str) -> str:
@@ -68,7 +69,7 @@ def _write(block: blocks.Block, folder: Path) -> list[str]:
             return [f"![{plain(alt)}]({_link(file, folder)})", sentence(caption)]
         case blocks.Gallery(figures):
             return _write_all(figures, folder)
-        case blocks.Frame(file, title):
+        case blocks.Frame(_, file, title):
             return [f"[{plain(title)}]({_link(file, folder)})"]
         case blocks.TraceView(trace):
             return _write(make_trace_table(trace, TRACED_TOKENS), folder)

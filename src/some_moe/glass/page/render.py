@@ -17,21 +17,21 @@ from some_moe.glass.inspect.movement import LayerMovement
 from some_moe.glass.inspect.traces import Trace
 from some_moe.glass.page.blocks import Block, Frame, Page, Section, TraceView
 from some_moe.glass.page.terminal import expert_hue
+from some_moe.reading import clean, read_bytes
 
 MOST_POINTS = 150_000  # of all layers and snapshots of an animation together: a page of a few megabytes
-MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
+LARGEST_FIGURE = 1 << 26  # bytes
 
 
 def render_page(page: Page) -> str:
     """The page as one HTML file."""
     blocks = [block for section in page.sections for block in section.blocks]
-    scripts = [read_template("trace.js")] if any(isinstance(block, TraceView) for block in blocks) else []
-    hashes = [hash_script(script) for script in scripts]
-    for block in blocks:
-        if isinstance(block, Frame):  # a page within a page runs only what both allow
-            hashes += re.findall(r"'(sha256-[A-Za-z0-9+/=]+)'", block.file.read_text(encoding="utf-8"))
+    kinds = {type(block) for block in blocks}
+    scripts = [read_template("trace.js")] if TraceView in kinds else []
+    framed = [read_template("movement.js")] if Frame in kinds else []  # a page within a page runs what both allow
+    policy = security_policy([hash_script(script) for script in (*scripts, *framed)])
     styles, programs = Markup(read_template("page.css")), [Markup(script) for script in scripts]
-    return fill_template("page.html", page=page, style=styles, scripts=programs, policy=security_policy(hashes))
+    return fill_template("page.html", page=page, style=styles, scripts=programs, policy=policy)
 
 
 def render_fragment(title: str, blocks: Sequence[Block]) -> str:
@@ -57,12 +57,16 @@ def trace_data(trace: Trace) -> dict[str, Any]:
 # --- the keys in movement -----------------------------------------------------------------------------------
 
 
-def render_movement(run_name: str, movements: Sequence[LayerMovement], colours: Mapping[int, Sequence[str]]) -> str:
-    """The page. movements: at least one layer's; colours: of the experts, by layer."""
+def describe_movement(movements: Sequence[LayerMovement], colours: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+    """What movement.json holds. movements: at least one layer's; colours: of the experts, by layer."""
     frames = _choose_frames(movements)
-    steps = movements[0].steps[frames]
     layers = [_describe_layer(movement, frames, colours[movement.layer]) for movement in movements]
-    script = read_template("movement.js")
+    return {"steps": movements[0].steps[frames].tolist(), "layers": layers}
+
+
+def render_movement(run_name: str, data: dict[str, Any]) -> str:
+    """The page. data: what `describe_movement` gave."""
+    steps, script = data["steps"], read_template("movement.js")
     return fill_template(
         "movement.html",
         policy=Markup(security_policy([hash_script(script)])),
@@ -70,7 +74,7 @@ def render_movement(run_name: str, movements: Sequence[LayerMovement], colours: 
         first_step=f"{steps[0]:,}",
         last_step=f"{steps[-1]:,}",
         style=Markup(read_template("movement.css")),
-        data={"steps": steps.tolist(), "layers": layers},
+        data=data,
         script=Markup(script),
     )
 
@@ -118,8 +122,8 @@ def security_policy(hashes: list[str]) -> str:
 
 
 def embed_image(path: Path) -> str:
-    """The file as a data URI."""
-    return f"data:{MEDIA_TYPES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    """A PNG file as a data URI."""
+    return f"data:image/png;base64,{base64.b64encode(read_bytes(path, LARGEST_FIGURE)).decode()}"
 
 
 def mark_code(text: str) -> Markup:
@@ -136,7 +140,7 @@ def to_json(value: Any) -> Markup:
 
 
 def fill_template(name: str, **values: Any) -> str:
-    return _environment().get_template(name).render(**values)
+    return str(clean(_environment().get_template(name).render(**values)))
 
 
 @cache
@@ -150,7 +154,6 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "code": mark_code, "json": to_json, "image": embed_image, "hue": expert_hue, "trace_data": trace_data,
-        "contents": lambda path: path.read_text(encoding="utf-8"),
     }  # fmt: skip
     return environment
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from some_moe.glass.inspect.traces import Trace
 from some_moe.glass.page.blocks import Block, Table, Text, TraceView
-from some_moe.layout import GAP, Column, Style, format_number, format_table, wrap
+from some_moe.layout import GAP, Column, Style, format_number, format_table, split_table, wrap
+from some_moe.reading import clean
 
 GOLDEN_ANGLE = 137.508  # consecutive experts get hues that lie far apart, however many there are
 LONGEST_TOKEN = 16
@@ -36,10 +37,12 @@ def format_blocks(blocks: Sequence[Block], *, width: int | None, style: Style) -
     for block in blocks:
         match block:
             case Text(text):
-                lines += ["", *wrap(text.replace("`", ""), width=width or WIDTH)]
-            case Table(columns, rows, caption):
-                lines += ["", *format_table(columns, rows, width=width, style=style, indent="  ")]
-                lines += ["", *wrap(caption, width=width or WIDTH)] if caption else []
+                lines += ["", *wrap(clean(text.replace("`", "")), width=width or WIDTH)]
+            case Table(_, _, caption):
+                printable = [[str(clean(cell)) for cell in row] for row in block.rows]
+                for columns, rows in split_table(block.columns, printable, width and width - len(GAP)):
+                    lines += ["", *format_table(columns, rows, width=width, style=style, indent=GAP)]
+                lines += ["", *wrap(clean(caption), width=width or WIDTH)] if caption else []
             case TraceView(trace):
                 lines += format_trace(trace, width=width, style=style)
     return lines
@@ -61,7 +64,8 @@ def make_trace_table(trace: Trace, most: int) -> Table:
 
 def format_trace(trace: Trace, *, width: int | None, style: Style) -> list[str]:
     """The whole trace, no wider than `width`: layers that do not fit side by side follow in further tables."""
-    lines = [style.dim("next: what the model gave to the token that follows; then the experts and gate weights")]
+    legend = "next: what the model gave to the token that follows; then the experts and gate weights"
+    lines = list(map(style.dim, wrap(legend, width=width or WIDTH)))
     names = [show_token(token.text) for token in trace.tokens]
     name_width = max(map(len, [*names, "token"]))
     digits = len(str(trace.num_experts - 1))
