@@ -14,6 +14,7 @@ from some_moe.layout import (
     make_table,
     number_column,
     number_columns,
+    split_table,
     text_column,
 )
 
@@ -64,3 +65,15 @@ def test_a_long_value_has_its_own_line_in_a_grid() -> None:
     pairs = [("a", "1"), ("b", "22"), ("c", "long value"), ("d", "3")]
     lines = format_grid(pairs, width=20, style=Style(), name_width=1, value_width=3, indent="")
     assert lines == ["a  1      b  22", "c  long value", "d  3"]
+
+
+def test_columns_that_do_not_fit_follow_in_further_tables_under_the_first() -> None:
+    columns, rows = [Column(name) for name in ("layer", "gini", "entropy", "rank")], [["0", "0.5", "2.4", "7"]]
+    assert [[column.header for column in part.columns] for part in split_table(columns, rows, 21)] == [
+        ["layer", "gini", "entropy"],
+        ["layer", "rank"],
+    ]
+    (whole,) = split_table(columns, rows, None)
+    assert whole.rows == rows
+    (alone,) = split_table(columns[:1], [["0"]], 3)
+    assert alone.rows == [["0"]]

@@ -46,16 +46,9 @@ def matches(pattern: str) -> Callable[[Any], bool]:
 
 
 KINDS: dict[str, Form] = {
-    "text": is_text,
-    "switch": is_switch,
-    "count": is_count,
-    "number": is_number,
-    "bounds": are_bounds,
-    "texts": [is_text],
-    "counts": [is_count],
-    "numbers": [is_number],
-    "rows": [[is_number]],
-}
+    "text": is_text, "texts": [is_text], "count": is_count, "counts": [is_count], "number": is_number,
+    "numbers": [is_number], "rows": [[is_number]], "bounds": are_bounds, "switch": is_switch,
+}  # fmt: skip
 
 
 def fields(**names: str) -> dict[str, Form]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import some_moe
 from some_moe.cli import main
 from some_moe.config import RunConfig
 from some_moe.config.parameters import count_parameters
@@ -16,11 +17,12 @@ from some_moe.glass.inspect.runs import read_run
 from some_moe.glass.inspect.traces import Trace, TracedToken
 from some_moe.glass.page.blocks import Code, Facts, Fold, Notice, Page, Section, Story, Table, Text, TraceView
 from some_moe.glass.page.guild_sections import make_guild_section, show_p
-from some_moe.glass.page.inside import list_missing, read_analysis
+from some_moe.glass.page.inside import describe_analysis, list_missing, read_analysis
 from some_moe.glass.page.markdown import plain, render_markdown, sentence
 from some_moe.glass.page.pages import headline, make_page
 from some_moe.glass.page.render import mark_code, render_page, render_trace, to_json
 from some_moe.glass.page.terminal import expert_hue, format_trace, show_token, terminal_color
+from some_moe.glass.results import Result
 from some_moe.layout import Column, Style
 
 NASTY = "<script>alert(1)</script>"
@@ -113,6 +115,17 @@ def test_layers_that_do_not_fit_follow_below() -> None:
     assert text.index("layer 0") < text.index("layer 1")
     assert text.count("<|bos|>") == 2
     assert max(map(len, lines[1:])) <= 44
+
+
+def test_what_commands_print_is_no_wider_than_the_terminal(run: Path) -> None:
+    shown = [some_moe.trace(run, "The cat sat."), some_moe.report(run, analyze=False)]
+    record = json.loads((run / "analysis" / "analysis.json").read_text()) | {"run": "a run with a long name " * 5}
+    title, blocks = describe_analysis(record | {"guilds": {"candidates": 0, "supported": [], "level": 0.01}})
+    shown.append(Result(title=title, findings={}, paths=(), blocks=blocks))
+    for found in shown:
+        lines = found.format(width=80).splitlines()
+        assert max(len(line) for line in lines if not line.startswith(str(run))) <= 80
+    assert "no group of experts is tied to a kind of word beyond chance" in found.format()
 
 
 def test_tokens_are_shown_on_one_line() -> None:
