@@ -222,7 +222,20 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
     from some_moe import __version__
 
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"some {__version__}\n"
+    printed = capsys.readouterr().out
+    assert re.fullmatch(rf"some {re.escape(__version__)}( \(commit \w+\+?\))?, torch [\d.]+\S*, Python 3\S+\n", printed)
+
+
+def test_help_ends_with_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    ends = capsys.readouterr().out.partition("exit codes:\n")[2]
+    assert [line.split()[0] for line in ends.splitlines()] == ["0", "1", "2", "130", "141"]
+
+
+@pytest.mark.parametrize("word", ["help", "export", "nope"])
+def test_a_word_that_is_near_none_is_answered_by_the_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"some: {word!r} is not a command of `some`; see `some --help`\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["experiments", "list"], ["experiments", "show", "B3"]])

@@ -86,9 +86,18 @@ class Parser(argparse.ArgumentParser):
 Commands: TypeAlias = "dict[str, tuple[str, Commands | str]]"
 
 OPTIONS = {"--help": "print this help and stop", "--version": "print the version and stop"}
+EXIT_CODES = {
+    0: "done",
+    1: "it failed: no memory, a full disk, a loss that is no number",
+    2: "bad input: one sentence says what, and how to mend it",
+    INTERRUPTED: "interrupted; what training had done is saved",
+    PIPE_CLOSED: "whoever read the output has gone",
+}
 SUMMARY = "SoME: a laboratory for self-organizing mixtures of experts"
 COMMANDS: Commands = {
     "train": ("train a model", "training:train_model"),
+    "resume": ("go on with a run that was stopped", "runs:resume_run"),
+    "runs": ("list the runs in a folder", "runs:list_runs"),
     "eval": ("score a trained model on text", "training:evaluate_run"),
     "generate": ("let a trained model write", "training:generate_text"),
     "analyze": ("look inside a run: usage, keys, movement, guilds", "glassbox:analyze_run"),
@@ -215,9 +224,7 @@ def dispatch(prog: str, summary: str, commands: Commands, arguments: list[str]) 
         return write(format_help(prog, summary, commands))
     word, *rest = arguments
     if word == "--version":
-        from some_moe import __version__
-
-        return write(f"some {__version__}\n")
+        return write(describe_version() + "\n")
     if word not in commands:
         raise UsageError(_refuse_word(prog, word, commands))
     summary, target = commands[word]
@@ -227,6 +234,23 @@ def dispatch(prog: str, summary: str, commands: Commands, arguments: list[str]) 
         return int(resolve_name(f"some_moe.commands.{target}")(rest))
     except SystemExit as stop:  # argparse leaves this way after --help
         return stop.code if isinstance(stop.code, int) else 0
+
+
+def describe_version() -> str:
+    """Version and commit, and what it runs on, without loading it."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from some_moe import __version__
+    from some_moe.processes import git_commit
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    commit = git_commit()
+    built = "" if commit is None else f" (commit {commit[:12]}{'+' if commit.endswith('+') else ''})"
+    return f"some {__version__}{built}, torch {torch}, Python {platform.python_version()}"
 
 
 def _refuse_word(prog: str, word: str, commands: Commands) -> str:
@@ -245,6 +269,8 @@ def format_help(prog: str, summary: str, commands: Commands) -> str:
     lines += [f"  {name.ljust(longest)}  {meaning}" for name, (meaning, _) in commands.items()]
     lines += ["", "options:", *(f"  {name.ljust(longest)}  {meaning}" for name, meaning in OPTIONS.items())]
     lines += ["", f"`{prog} COMMAND --help` says more about a command."]
+    if prog == "some":
+        lines += ["", "exit codes:", *(f"  {code:<{longest}}  {meaning}" for code, meaning in EXIT_CODES.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -93,3 +93,16 @@ class Interrupts:
     def __exit__(self, *raised: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+
+
+def git_commit() -> str | None:
+    """The commit of the source that runs, with + where it has changes; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        # Installed inside another project's repository, it is no file of that project's commits.
+        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, check=True)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "."], cwd=here, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.returncode else "")

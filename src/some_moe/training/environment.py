@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 import torch
 
 import some_moe
-from some_moe.processes import quote_command
+from some_moe.processes import git_commit, quote_command
 
 
 def describe_program() -> dict[str, Any]:
     """What runs, wherever it does."""
     return {
         "some_moe": some_moe.__version__,
-        "commit": _git_commit(),
+        "commit": git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
@@ -37,19 +36,6 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
-
-
-def _git_commit() -> str | None:
-    """The commit of the source that runs, with + where it has changes; None outside a checkout."""
-    here = Path(__file__).parents[1]
-    try:
-        # Installed inside another project's repository, it is no file of that project's commits.
-        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, check=True)
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "."], cwd=here, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("+" if changed.returncode else "")
 
 
 def command_line() -> str:
