@@ -149,7 +149,7 @@ def test_bad_settings_are_refused_in_one_sentence(config: type[Config], values: 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["a: [1", "- 1", "1: 2", "just words"])
+@pytest.mark.parametrize("text", ["a: [1", "- 1", "1: 2", "just words", "model: {0: 1}"])
 def test_a_file_that_is_no_config_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         RunConfig.from_yaml(text)

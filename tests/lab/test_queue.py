@@ -209,7 +209,7 @@ def test_queue_json_keeps_jobs_of_other_commands(tmp_path: Path, monkeypatch: py
     make_queue(tmp_path, [], (1,)).run()
     assert states(tmp_path) == {"A1-seed0": "done", "A1-seed1": "done"}
     (tmp_path / "q" / "queue.json").write_text("[1]")
-    with pytest.raises(ConfigError, match=r"queue.json' is damaged; remove it"):
+    with pytest.raises(ConfigError, match=r"queue.json' is damaged.*; remove it"):
         make_queue(tmp_path, [], (1,))
 
 
@@ -324,3 +324,27 @@ def test_a_failure_is_explained_in_one_sentence(code: int, messages: str, senten
     explained = explain_failure(code, messages)
     assert explained.startswith(sentence)
     assert "\n" not in explained
+
+
+@pytest.mark.parametrize("text", ['{"jobs": ' + "[" * 5000, '{"jobs": 5}', '{"jobs": [5]}', '{"jobs": [{"name": 5}]}'])
+def test_a_queue_file_of_any_content_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "queue.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"queue.json' is damaged.*; remove it, the runs themselves are whole"):
+        make_queue(tmp_path, [], (0,))
+
+
+def test_figures_of_other_kinds_in_a_queue_file_and_a_record_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Queue, "_train", finish)
+    make_queue(tmp_path, [], (0,)).run()
+    file = tmp_path / "q" / "queue.json"
+    file.write_text(json.dumps({"jobs": [{"name": "A1-seed0", "seconds": "x", "at_once": [2]}]}))
+    queue = make_queue(tmp_path, [], (0,))
+    assert (queue.turns[0].seconds, queue.turns[0].at_once) == (0.0, None)
+    record = json.loads(queue.turns[0].record.read_text())
+    queue.turns[0].record.write_text(json.dumps(record | {"middle_layer": {}, "val_loss": [1], "steps": "many"}))
+    row = make_queue(tmp_path, [], (0,)).describe()[0]
+    assert (row["val_loss"], row["gini"]) == (None, None)
+    assert isinstance(row["steps"], int)

@@ -116,7 +116,8 @@ class Config(BaseModel):
             raise ConfigError(f"the config is not valid YAML ({error}); compare it with a saved config.yaml") from None
         if values is None:
             values = {}
-        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        rooms = [values, *values.values()] if isinstance(values, dict) else [{None: values}]
+        if not all(isinstance(name, str) for room in rooms if isinstance(room, dict) for name in room):
             raise ConfigError("the config must be a mapping of fields, such as 'model: {d_model: 384}'")
         return cls(**values)
 

@@ -10,6 +10,7 @@ from some_moe.data.dataset import prepare
 from some_moe.files import write_whole
 from some_moe.lab.jobs import Job, hide_place
 from some_moe.lab.scaling import Schedule
+from some_moe.reading import read_object
 from some_moe.training.environment import describe_program
 from some_moe.training.run_folder import RunFolder, drop_nan, read_log
 
@@ -20,7 +21,13 @@ USAGE = ("gini", "entropy_bits", "experts_used")  # of the middle layer, as the 
 
 def write_record(path: Path, job: Job, folder: RunFolder, *, at_once: int | None = None) -> None:
     """Write the record of a finished run. at_once: how many shared its machine, where that is known."""
-    record = drop_nan(make_record(job, folder) | {"at_once": at_once})
+    try:
+        record = drop_nan(make_record(job, folder) | {"at_once": at_once})
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        cure = "restore its files, or move it away to run it again"
+        raise ConfigError(f"{str(folder)!r} is damaged: its figures are not whole ({error!r}); {cure}") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
@@ -30,9 +37,9 @@ def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
     if not path.exists():
         return
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_object(path)
         made_by, digest = record["command"], record.get("data_digest")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ConfigError, KeyError):
         made_by, digest = "something else", None
     if made_by == job.command:
         # Absolute paths are cut from commands, and files change: only the digest tells the data apart. A finished run

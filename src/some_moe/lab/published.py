@@ -1,6 +1,5 @@
 """Published figures beside measured ones: the results folder is read, and each run compared epoch by epoch."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from some_moe.lab.registry import EXPERIMENTS
 from some_moe.lab.registry.records import Experiment, Published
 from some_moe.lab.registry.selection import select_experiments
 from some_moe.lab.registry.tolerances import Tolerance, find_tolerance
+from some_moe.reading import clean, parse_json, read_text
 
 WITHIN, OUTSIDE, NO_TOLERANCE = "within", "outside", "no tolerance"
 NOT_PUBLISHED, NOT_MEASURED = "not published", "not measured"
@@ -68,12 +68,12 @@ class Result:
 
     def read_figures(self) -> dict[int | None, Figures]:
         """The figures at the end of each epoch, as the published run counts epochs; under None, at the last step."""
-        rows = _rows(self.record.get("published_epochs"))
+        rows = list_rows(self.record.get("published_epochs"))
         # Where the number of epochs was changed, the run's own epochs are not the published ones.
         if not rows and not self.record.get("epochs_scaled"):
-            rows = _rows(self.record.get("epochs"))
-        epochs = {row["epoch"]: self._read(row) for row in rows if isinstance(row.get("epoch"), int)}
-        layers, middle = _rows(self.record.get("layers")), self.record.get("middle_layer")
+            rows = list_rows(self.record.get("epochs"))
+        epochs = {row["epoch"]: self._read(row) for row in rows if type(row.get("epoch")) is int}
+        layers, middle = list_rows(self.record.get("layers")), self.record.get("middle_layer")
         end = self._read(dict(self.record) | next((layer for layer in layers if layer.get("layer") == middle), {}))
         last = epochs[max(epochs)] if epochs else {}
         if last.get("step") == self.record.get("steps"):
@@ -97,15 +97,17 @@ class Result:
 
 
 def finite_number(value: Any) -> float | None:
-    """The value, or None where it is no finite number."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    """The value, or None where it is no finite number that a float can hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and -1e300 < value < 1e300 else None
 
 
 def _to_number(value: Decimal | int | None) -> float | int | None:
     return float(value) if isinstance(value, Decimal) else value
 
 
-def _rows(value: Any) -> list[dict[str, Any]]:
+def list_rows(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; none where it is no list."""
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
@@ -128,14 +130,19 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
 
 def _read_result(file: Path) -> Result | None:
     """Read one file; None where it is not a result of a registered experiment."""
+    cure = "remove it, or measure it again"
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(file)!r} cannot be read ({error}); remove it, or measure it again") from None
+        record = clean(parse_json(read_text(file)))
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(file)!r} cannot be read ({error}); {cure}") from None
     if not isinstance(record, dict):
         return None
     name, _, digits = file.stem.rpartition("-seed")  # for a record that does not say them
-    run, seed = record.get("experiment") or name, record.get("seed", int(digits) if digits.isdigit() else None)
+    run, seed = record.get("experiment") or name, record.get("seed", int(digits) if digits.isdecimal() else None)
+    if seed is not None and (not isinstance(seed, int) or abs(seed) >= 2**63):
+        raise ConfigError(f"{str(file)!r} is damaged: its seed is no whole number; {cure}")
     found = [Result(file=file, experiment=e, seed=seed, record=record) for e in EXPERIMENTS if e.name == run]
     return found[0] if found else None
 

@@ -191,9 +191,10 @@ def explain_differences(result: Result) -> Iterator[str]:
     scaled, stories = result.record.get("epochs_scaled"), result.record.get("stories")
     told = ("stories", "published_stories", "epochs", "published_epochs")
     if isinstance(scaled, dict) and all(finite_number(scaled.get(name)) is not None for name in told):
+        why = ", so that the steps are as many" if "train.max_steps" not in result.overrides else ""
         yield (
             f"{scaled['stories']:,} training stories instead of {scaled['published_stories']:,}, read "
-            f"{scaled['epochs']:,.2f} times instead of {scaled['published_epochs']:,}, so that the steps are as many."
+            f"{scaled['epochs']:,.2f} times instead of {scaled['published_epochs']:,}{why}."
         )
     found = stories.get("valid") if isinstance(stories, dict) else None
     if isinstance(found, int) and data.val_subset_size is not None and found < data.val_subset_size:

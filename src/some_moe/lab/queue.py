@@ -23,12 +23,18 @@ from some_moe.files import write_whole
 from some_moe.lab.estimate import describe_seconds, estimate_job
 from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
 from some_moe.lab.measured import refuse_other_record, write_record
+from some_moe.lab.published import finite_number, list_rows
 from some_moe.processes import python_command, python_environment, take_lock
+from some_moe.reading import read_object
 from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import LOCK, RunFolder
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # how a run ends that somebody stopped
+# A run lives in a process group of its own; Windows passes Ctrl-C on to such a one as Ctrl-Break.
+INTERRUPT = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT)
+APART: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {"creationflags": 0x200}
+KILLED = -getattr(signal, "SIGKILL", 9)
 IN_QUEUE = "SOME_IN_QUEUE"  # set for the processes of a queue
 FIGURES = ("val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "seconds")
 
@@ -73,7 +79,10 @@ class Signals:
         for process, told in list(self.told.items()):
             if told < self.count:
                 self.told[process] = self.count
-                process.send_signal(signal.SIGKILL if self.count > 2 else signal.SIGINT)
+                if self.count > 2:
+                    process.kill()
+                else:
+                    process.send_signal(INTERRUPT)
 
     def wait_for(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for a run, passing on what comes meanwhile; return its exit code."""
@@ -86,8 +95,9 @@ class Signals:
 
     def __enter__(self) -> Self:
         caught = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means what it says
-            caught.append(signal.SIGHUP)
+        closed = getattr(signal, "SIGHUP", None)  # Windows has none
+        if closed is not None and signal.getsignal(closed) is not signal.SIG_IGN:  # nohup means what it says
+            caught.append(closed)
         self.previous = {number: signal.signal(number, self.note) for number in caught}
         return self
 
@@ -203,7 +213,7 @@ class Queue:
                 stdin=subprocess.DEVNULL,
                 stdout=None if self.shows_runs else file,
                 stderr=file,
-                process_group=0,
+                **APART,
             )
             code = self.signals.wait_for(process)
             file.seek(begin)
@@ -222,16 +232,17 @@ class Queue:
         for turn in self.turns:
             job, published = turn.job, turn.job.experiment.published
             is_known = turn.state == "done" and turn.record.is_file()
-            record = json.loads(turn.record.read_text(encoding="utf-8")) if is_known else {}
-            middle = record["layers"][record["middle_layer"]] if record.get("layers") else {}
+            record = read_object(turn.record, "remove it, and run the same command again") if is_known else {}
+            number, layers = record.get("middle_layer"), list_rows(record.get("layers"))
+            middle = next((layer for layer in layers if layer.get("layer") == number), {})
             rows.append(
                 {"experiment": job.experiment.name, "seed": job.seed, "standing": turn.standing}
                 | {"state": "done already" if turn.standing == "done" else turn.state, "reason": turn.reason}
                 | {"stories": job.schedule.stories.train, "epochs": job.schedule.epochs}
                 | {"published_steps": job.experiment.steps, "folder": str(turn.folder), "command": job.command}
-                | {name: record.get(name) for name in FIGURES}
-                | {"steps": record.get("steps", job.schedule.steps)}
-                | {"gini": middle.get("gini")}
+                | {name: finite_number(record.get(name)) for name in FIGURES}
+                | {"steps": steps if type(steps := record.get("steps")) is int else job.schedule.steps}
+                | {"gini": finite_number(middle.get("gini"))}
                 | {"published_val_loss": float(published.val_loss) if published and published.val_loss else None}
                 | {"result": str(turn.record) if record else None}
             )
@@ -246,13 +257,17 @@ class Queue:
         """Learn from queue.json how these jobs ran so far; return what it says of jobs of other commands."""
         if not self.file.is_file():
             return []
-        try:
-            known = {job["name"]: job for job in json.loads(self.file.read_text(encoding="utf-8"))["jobs"]}
-            for turn in self.turns:
-                before = known.pop(turn.job.name, {})
-                turn.seconds, turn.at_once = float(before.get("seconds", 0.0)), before.get("at_once")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f"{str(self.file)!r} is damaged; remove it, the runs themselves are whole") from None
+        cure = "remove it, the runs themselves are whole"
+        jobs = read_object(self.file, cure).get("jobs")
+        if not isinstance(jobs, list) or not all(
+            isinstance(job, dict) and type(job.get("name")) is str for job in jobs
+        ):
+            raise ConfigError(f"{str(self.file)!r} is damaged; {cure}")
+        known = {job["name"]: job for job in jobs}
+        for turn in self.turns:
+            before = known.pop(turn.job.name, {})
+            turn.seconds = finite_number(before.get("seconds")) or 0.0
+            turn.at_once = at_once if type(at_once := before.get("at_once")) is int else None
         return list(known.values())
 
 
@@ -264,7 +279,7 @@ def explain_failure(code: int, messages: str) -> str:
             return line.removeprefix("some: ")
         if "out of memory" in line.lower() or "can't allocate memory" in line:
             return "memory ran out; lower data.batch_size, or set train.checkpoint_activations"
-    if code == -signal.SIGKILL:
+    if code == KILLED:
         return "its process was killed, perhaps because memory ran out; lower data.batch_size"
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"

@@ -56,11 +56,17 @@ class Schedule:
         """One sentence on how the data differs from what was asked for; "" where it does not."""
         parts, data = [], self.asked.data
         if self.scaled:
-            parts.append(
-                f"{self.stories.train:,} training stories instead of {data.train_subset_size:,}, so "
-                f"{self.epochs:.2f} epochs of {self.steps_an_epoch:,} steps instead of {self.asked.train.epochs} of "
-                f"{self.asked_steps_an_epoch:,} make the same {self.steps:,} steps"
-            )
+            fewer = f"{self.stories.train:,} training stories instead of {data.train_subset_size:,}, so "
+            if self.steps == self.asked_steps_an_epoch * self.asked.train.epochs:
+                parts.append(
+                    f"{fewer}{self.epochs:.2f} epochs of {self.steps_an_epoch:,} steps instead of "
+                    f"{self.asked.train.epochs} of {self.asked_steps_an_epoch:,} make the same {self.steps:,} steps"
+                )
+            else:  # train.max_steps ends both before their last epoch
+                parts.append(
+                    f"{fewer}the {self.steps:,} steps of train.max_steps are {self.epochs:.2f} epochs of "
+                    f"{self.steps_an_epoch:,} steps"
+                )
         if data.val_subset_size is not None and self.stories.valid < data.val_subset_size:
             parts.append(f"validation on {self.stories.valid:,} of {data.val_subset_size:,} stories")
         return "; ".join(parts)
