@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 MINUTES := tests/test_demo.py \
   tests/glass/inspect/test_guilds.py::test_of_200_models_without_guilds_hardly_any_reports_one
 
-.PHONY: setup setup-dev demo docs docs-check test test-ci test-all lint types clean
+.PHONY: setup setup-dev demo docs docs-check test test-ci test-all kills lint types clean
 
 setup: $(VENV)/.installed
 
@@ -43,6 +43,12 @@ test-ci: setup-dev docs-check
 
 test-all: setup-dev lint types
 	$(BIN)/python -m pytest -n auto
+
+# Every command that writes, killed at every kind of moment: what it leaves must be whole, and end with the same bits.
+KILLS ?= 1000
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+kills: setup-dev
+	$(BIN)/python -m tests.kills.campaign --kills $(KILLS) --jobs $(JOBS)
 
 lint: setup-dev
 	$(BIN)/ruff check .
