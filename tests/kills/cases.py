@@ -47,7 +47,8 @@ class Case:
     scenario: str
     attacks: tuple[Attack, ...]
     again: int  # which of the scenario's ways to give the command again
-    looks: bool  # whether other commands read the torn folder, too
+    looks: bool = False  # whether other commands read the torn folder, too
+    repeats: bool = False  # until the run has begun, the command is given in the same words
 
 
 @dataclass
@@ -120,7 +121,8 @@ def make_case(number: int, known: Known, moments: Iterator[int], chance: random.
     if how == "clock":
         attacks = [Attack("kill", seconds=chance.random() * known.seconds) for _ in attacks]
     ways = max(1, len(scenario.again))
-    return Case(number, scenario.name, tuple(attacks), chance.randrange(ways), looks=chance.random() < 0.25)
+    again, looks, repeats = chance.randrange(ways), chance.random() < 0.25, chance.random() < 0.5
+    return Case(number, scenario.name, tuple(attacks), again, looks, repeats or scenario.repeats)
 
 
 # --- doing it ----------------------------------------------------------------------------------------------------
@@ -147,24 +149,28 @@ class Judgement:
         self.cut = False  # something that going back removes is gone
 
     def run(self) -> Judged:
-        again = [*(self.scenario.again[self.case.again] if self.scenario.again else self.scenario.words)]
-        words = [*self.scenario.words]
         for attack in self.case.attacks:
-            ended = children.run(words, self.cwd, self.cache, attack)
+            ended = children.run(self.choose_words(), self.cwd, self.cache, attack)
             self.note(attack, ended)
             self.cut = self.cut or self.has_lost()
             self.found.problems += [f"after {self.found.moments[-1]}: {one}" for one in self.look()]
             if ended.code == 0 or self.found.problems:
                 break
-            words = again
+        words = self.choose_words()
         if not self.found.problems:
-            last = children.run(again, self.cwd, self.cache)
-            self.demand(last, (0,), "given again")
+            self.demand(children.run(words, self.cwd, self.cache), (0,), "given again")
         if not self.found.problems:
             self.found.problems += find_differences(self.cwd, self.known.ended)
-        if not self.found.problems and self.scenario.goes_back and again[1] == "--out" and self.cut:
+        if not self.found.problems and self.scenario.goes_back and "auto" in words and self.cut:
             self.refuse_survivors()
         return self.found
+
+    def choose_words(self) -> list[str]:
+        """The command, or how it is given again."""
+        repeats = self.case.repeats and not (self.cwd / "run" / "config.yaml").is_file()
+        if not self.found.moments or repeats or not self.scenario.again:
+            return [*self.scenario.words]
+        return [*self.scenario.again[self.case.again]]
 
     def note(self, attack: Attack, ended: Ended) -> None:
         """Count an attack, and judge how the command took it."""

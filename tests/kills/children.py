@@ -4,6 +4,7 @@ Nothing is computed in the parent and torch has one thread there, so that a fork
 """
 
 import contextlib
+import ctypes
 import importlib
 import os
 import select
@@ -57,8 +58,10 @@ class Ended:
 
 
 def preload() -> None:
-    """Import what the commands import."""
+    """Import what the commands import, and be the parent of whoever loses its own."""
     torch.set_num_threads(1)
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it; elsewhere the system's first process is
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: the dead are buried, and not taken for alive
     for name in PRELOADED:
         with contextlib.suppress(ImportError):  # libraries for drawing may be missing
             importlib.import_module(name)
@@ -82,6 +85,9 @@ def run(words: list[str], cwd: Path, cache: Path, attack: Attack | None = None, 
                 os.killpg(child, signal.SIGKILL)
             select.select([end], [], [], LONGEST)
     _, status = os.waitpid(child, 0)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     said = log.read_text(errors="replace")
     log.unlink()
     if not ready and attack.seconds is None:
@@ -103,7 +109,7 @@ def become(words: list[str], cwd: Path, cache: Path, attack: Attack, labels: Pat
         if attack.target == "command":
             watch.install()
         code = call_main(words)
-        if labels is not None:
+        if labels is not None and attack.target == "command":
             watch.save(labels)
     except BaseException:
         traceback.print_exc()

@@ -14,8 +14,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import safetensors.numpy
+import safetensors.torch
 from safetensors import SafetensorError
 
 WRITES = ("write", "tensors")
@@ -45,10 +48,12 @@ class Watch:
     root: str
     attack: Attack
     labels: list[str] = field(default_factory=list)  # of all moments so far
-    originals: dict[str, Any] = field(default_factory=dict)
+    is_full: bool = False  # the last half write has been granted
+    originals: dict[tuple[ModuleType, str], Any] = field(default_factory=dict)
 
     def label(self, path: str) -> str:
-        return re.sub(r"\d+", "N", os.path.relpath(path, self.root))
+        name = re.sub(r"\.[0-9a-f]{8}-\d+\.tmp", ".tmp", os.path.relpath(path, self.root))  # a process of its own
+        return re.sub(r"\d+", "N", re.sub(r"\b[0-9a-f]{32}\b", "HASH", name))
 
     def is_due(self, label: str) -> bool:
         self.labels.append(label)
@@ -73,8 +78,11 @@ class Watch:
         fails = self.attack.how in ("full", "readonly") and len(self.labels) >= self.attack.moment
         if fails and (self.attack.how == "readonly" or kind in GROWS):
             number = errno.EROFS if self.attack.how == "readonly" else errno.ENOSPC
-            if self.attack.how == "full" and half is not None:
-                half()
+            if self.attack.how == "full" and half is not None and not self.is_full:
+                self.is_full = True
+                written = half()
+                if kind == "write" and written:
+                    return written  # as the system does: fewer bytes than were given, and an error the next time
             if kind == "tensors":
                 said = f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})"
                 raise SafetensorError(said)
@@ -90,53 +98,61 @@ class Watch:
             self.wrap_rename(kind)
         for kind in ("write", "fsync", "ftruncate"):
             self.wrap_descriptor(kind)
-        self.originals["open"], os.open = os.open, self.open_descriptor
-        self.originals["io.open"], io.open, builtins.open = io.open, self.open_file, self.open_file
-        import safetensors.numpy
-        import safetensors.torch
+        self.put(os, "open", self.open_descriptor)
+        for module in (io, builtins):
+            self.put(module, "open", self.open_file)
+        for module in (safetensors.torch, safetensors.numpy):
+            self.put(module, "serialize_file", self.write_tensors)
 
-        self.originals["tensors"] = safetensors.torch.serialize_file
-        safetensors.torch.serialize_file = safetensors.numpy.serialize_file = self.write_tensors
+    def put(self, module: ModuleType, name: str, watched: Callable[..., Any]) -> None:
+        """Replace a function of a module."""
+        self.originals[module, name] = getattr(module, name)
+        setattr(module, name, watched)
+
+    def remove(self) -> None:
+        """Let every function be what it was."""
+        for (module, name), original in self.originals.items():
+            setattr(module, name, original)
 
     def wrap_path(self, kind: str) -> None:
-        original = self.originals[kind] = getattr(os, kind)
+        original = getattr(os, kind)
 
         def watched(path: Any, *rest: Any, dir_fd: int | None = None, **named: Any) -> Any:
             named |= {} if dir_fd is None else {"dir_fd": dir_fd}
             return self.operation(kind, find(path, dir_fd), lambda: original(path, *rest, **named), None)
 
-        setattr(os, kind, watched)
+        self.put(os, kind, watched)
 
     def wrap_rename(self, kind: str) -> None:
-        original = self.originals[kind] = getattr(os, kind)
+        original = getattr(os, kind)
 
         def watched(source: Any, target: Any, **named: Any) -> Any:
             path = find(target, named.get("dst_dir_fd"))
             return self.operation("rename", path, lambda: original(source, target, **named), None)
 
-        setattr(os, kind, watched)
+        self.put(os, kind, watched)
 
     def wrap_descriptor(self, kind: str) -> None:
-        original = self.originals[kind] = getattr(os, kind)
+        original = getattr(os, kind)
 
         def watched(descriptor: int, *rest: Any) -> Any:
             half = (lambda: original(descriptor, rest[0][: len(rest[0]) // 2])) if kind == "write" else None
             return self.operation(kind, find(descriptor), lambda: original(descriptor, *rest), half)
 
-        setattr(os, kind, watched)
+        self.put(os, kind, watched)
 
     def open_descriptor(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
         named = {} if dir_fd is None else {"dir_fd": dir_fd}
 
         def act() -> Any:
-            return self.originals["open"](path, flags, mode, **named)
+            return self.originals[os, "open"](path, flags, mode, **named)
 
         return self.operation("create", find(path, dir_fd), act, None) if flags & FLAGS else act()
 
     def open_file(self, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **named: Any) -> Any:
         path = find(file)
         if not set(mode) & set("wax+") or path is None or not path.startswith(f"{self.root}/"):
-            return self.originals["io.open"](file, mode, buffering, *rest, **named)
+            return self.originals[io, "open"](file, mode, buffering, *rest, **named)
         raw_mode = mode.replace("b", "").replace("t", "")
         own = {name: named.pop(name) for name in ("closefd", "opener") if name in named}
         raw = self.operation("create", path, lambda: WatchedFile(file, raw_mode, self, path, **own), None)
@@ -151,17 +167,17 @@ class Watch:
 
     def write_tensors(self, tensors: Any, path: Any, *rest: Any, **named: Any) -> Any:
         def act() -> Any:
-            return self.originals["tensors"](tensors, path, *rest, **named)
+            return self.originals[safetensors.torch, "serialize_file"](tensors, path, *rest, **named)
 
         def half() -> None:
             act()
-            self.originals["truncate"](path, os.path.getsize(path) // 2)
+            self.originals[os, "truncate"](path, os.path.getsize(path) // 2)
 
         return self.operation("tensors", find(path), act, half)
 
     def save(self, path: Path) -> None:
         """Keep the labels of all moments, for the undisturbed run."""
-        with self.originals["io.open"](path, "w") as file:
+        with self.originals[io, "open"](path, "w") as file:
             json.dump(self.labels, file)
 
 

@@ -62,6 +62,7 @@ class Scenario:
     target: str = "command"  # whose moments are counted
     own_cache: bool = False  # prepared data is not there yet, and is made below the watched folder
     share: float = 1.0  # of the kills, beside the others
+    repeats: bool = False  # until the run has begun, it must be given in the same words
 
     @property
     def group(self) -> str:
@@ -83,6 +84,8 @@ def make_scenarios() -> dict[str, Scenario]:
         finished = ("train", *TINY_RUN, *KINDS[kind], "--train.keep-last", "9", "--out", "run")
         back = ("train", "--resume", f"run/checkpoints/step-{BACK_TO}")
         found.append(Scenario(f"back/{kind}", back, (auto, auto, back), (finished,), share=2.0))
+    donor = ("train", *TINY_RUN, "--train.seed", "5", "--out", "donor")
+    found.append(Scenario("init-from/plain", (*plain, "--init-from", "donor"), (auto,), (donor,), repeats=True))
     found.append(Scenario("cache/plain", plain, (auto, (*plain, "--resume", "auto")), own_cache=True))
     flags = [write_flag(name, value) for name, value in QUEUE.items()]
     queue = ("experiments", "run", "A1", "--seeds", "0,1", "--out", "runs", "--results", "results", *flags)
@@ -95,9 +98,9 @@ def make_scenarios() -> dict[str, Scenario]:
         old = ("analyze", "run", "--checkpoint", f"step-{BACK_TO + 1}", "--max-tokens", "40", "--no-guilds")
         analyze = ("analyze", "run", "--max-tokens", "60")
         kept = (*plain, "--train.keep-last", "9")
-        found.append(Scenario("analyze/plain", analyze, (), (kept, old), share=0.5))
+        found.append(Scenario("analyze/plain", analyze, (), (kept, old), share=2.0))
         found.append(
-            Scenario("report/plain", ("report", "run"), (), (kept, old, ("report", "run", "--no-analyze")), share=0.5)
+            Scenario("report/plain", ("report", "run"), (), (kept, old, ("report", "run", "--no-analyze")), share=2.0)
         )
         found.append(Scenario("report/no-analyze", ("report", "run", "--no-analyze"), (), (plain,)))
     return {scenario.name: scenario for scenario in found}

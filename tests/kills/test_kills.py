@@ -62,7 +62,7 @@ def find_moment(known: Known, pattern: str) -> int:
 def test_a_run_killed_at_a_telling_moment_ends_like_an_undisturbed_one(campaign: Campaign, pattern: str) -> None:
     known = learn(campaign, "train/one-kept")
     attacks = (Attack("kill", find_moment(known, pattern)),)
-    found = campaign.judge(Case(0, "train/one-kept", attacks, again=0, looks=False))
+    found = campaign.judge(Case(0, "train/one-kept", attacks, again=0))
     demand(found)
     assert found.kills == 1
 
@@ -72,7 +72,7 @@ def test_going_back_is_done_or_not_begun_wherever_it_is_killed(campaign: Campaig
     known = learn(campaign, "back/plain")
     # Up to the first thing that is made again, it removes.
     removing = next(n for n, label in enumerate(known.labels, 1) if label.startswith("create run/metrics.jsonl"))
-    found = campaign.judge(Case(0, "back/plain", (Attack("kill", max(1, round(share * removing))),), 0, looks=False))
+    found = campaign.judge(Case(0, "back/plain", (Attack("kill", max(1, round(share * removing))),), again=0))
     demand(found)
     assert found.kills == 1
 
