@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.kills.moments import Attack, Watch
 LONGEST = 120.0  # seconds; a command that takes longer hangs
 PRELOADED = (
     "torch._dynamo", "safetensors.numpy", "safetensors.torch", "matplotlib.backends.backend_svg",
+    "networkx", "scipy.stats", "sklearn.manifold",
     "some_moe.api", "some_moe.cli", "some_moe.commands.experiments", "some_moe.commands.reporting",
     "some_moe.commands.tables", "some_moe.commands.tracing", "some_moe.commands.training",
     "some_moe.commands.glassbox", "some_moe.lab.jobs", "some_moe.lab.queue", "some_moe.lab.registry.presets",
@@ -65,6 +67,21 @@ def preload() -> None:
     for name in PRELOADED:
         with contextlib.suppress(ImportError):  # libraries for drawing may be missing
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        draw_little()
+
+
+def draw_little() -> None:
+    """Two figures, small, instead of all, and few trials of guilds: what is written is written in the same way."""
+    from some_moe.glass import figures
+    from some_moe.glass.figures import canvas
+    from some_moe.glass.inspect import guilds
+
+    draw, effort = figures.draw_figures, guilds.Effort
+    figures.draw_figures = lambda findings: islice(draw(findings), 2)  # type: ignore[assignment]
+    canvas.PIXELS_AN_INCH = 20
+    few = {"num_shuffles": 19, "num_bootstraps": 20, "num_key_draws": 2, "num_community_shuffles": 5, "num_sets": 2}
+    guilds.Effort = lambda: effort(**few)  # type: ignore[assignment, misc]
 
 
 def run(words: list[str], cwd: Path, cache: Path, attack: Attack | None = None, labels: Path | None = None) -> Ended:
