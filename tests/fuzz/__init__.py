@@ -1,0 +1,1 @@
+"""Mutated files of every format that this program reads: `python -m tests.fuzz.campaign`."""
