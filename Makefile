@@ -8,7 +8,13 @@ BIN := $(VENV)/bin
 MINUTES := tests/test_demo.py \
   tests/glass/inspect/test_guilds.py::test_of_200_models_without_guilds_hardly_any_reports_one
 
-.PHONY: setup setup-dev demo docs docs-check test test-ci test-all kills lint types clean
+# The long campaigns: how many mutated files, how many kills; the random seed decides every one of them.
+CASES ?= 100000
+KILLS ?= 1000
+SEED ?= 0
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: setup setup-dev demo docs docs-check test test-ci test-all fuzz kills lint types clean
 
 setup: $(VENV)/.installed
 
@@ -44,11 +50,13 @@ test-ci: setup-dev docs-check
 test-all: setup-dev lint types
 	$(BIN)/python -m pytest -n auto
 
+# Files of every kind mutated, and every command that reads them judged.
+fuzz: setup-dev
+	$(BIN)/python -m tests.fuzz.campaign --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
+
 # Every command that writes, killed at every kind of moment: what it leaves must be whole, and end with the same bits.
-KILLS ?= 1000
-JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 kills: setup-dev
-	$(BIN)/python -m tests.kills.campaign --kills $(KILLS) --jobs $(JOBS)
+	$(BIN)/python -m tests.kills.campaign --kills $(KILLS) --seed $(SEED) --jobs $(JOBS)
 
 lint: setup-dev
 	$(BIN)/ruff check .

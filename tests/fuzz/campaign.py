@@ -63,13 +63,11 @@ def preload() -> None:
         import pyarrow.parquet  # noqa: F401
 
 
-def choose_targets(names: Iterable[str]) -> tuple[list[Target], list[str]]:
+def choose_targets(names: Iterable[str], light: bool) -> tuple[list[Target], list[str]]:
     """The targets that are asked for, or all; and a word on each that this machine has no libraries for."""
-    chosen = [BY_NAME[name] for name in names] or TARGETS
+    chosen = [BY_NAME[name] for name in names] or [target for target in TARGETS if target.is_light or not light]
     lacking = {target.name: [one for one in target.needs if find_spec(one) is None] for target in chosen}
-    words = [
-        f"{name} is left out: there is no {', '.join(libraries)}" for name, libraries in lacking.items() if libraries
-    ]
+    words = [f"{name} is left out: there is no {', '.join(absent)}" for name, absent in lacking.items() if absent]
     return [target for target in chosen if not lacking[target.name]], words
 
 
@@ -202,7 +200,7 @@ def run_cases(base: Path, cases: list[Case], *, seed: int, jobs: int, heard: Any
     return verdicts
 
 
-def make_base(base: Path) -> None:
+def make_base(base: Path, *, analyse: bool) -> None:
     """Make the material in a process of its own, which leaves this one fit to be forked."""
 
     def make() -> None:
@@ -212,7 +210,7 @@ def make_base(base: Path) -> None:
         import torch
 
         torch.set_num_threads(1)
-        make_material(base)
+        make_material(base, analyse=analyse)
 
     process = FORK.Process(target=make)
     process.start()
@@ -271,17 +269,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--target", action="append", default=[], choices=list(BY_NAME))
+    parser.add_argument("--light", action="store_true", help="leave out what needs a run that was analysed")
+    parser.add_argument("--material", type=Path, help="make the material in this folder, and nothing else")
     parser.add_argument("--only", metavar="TARGET:CASE", help="repeat one case and show everything")
     parser.add_argument("--out", type=Path, help="write every failure to this file, as JSON")
     options = parser.parse_args(arguments)
-    targets, left_out = choose_targets(options.target)
+    targets, left_out = choose_targets(options.target, options.light)
     for line in left_out:
         print(line)
     preload()
+    analyse = any(not target.is_light for target in targets)
+    if options.material:
+        make_base(options.material.absolute(), analyse=analyse)
+        return 0
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="some-fuzz-", dir=shared if os.access(shared, os.W_OK) else None) as place:
         base = Path(place) / "base"
-        make_base(base)
+        make_base(base, analyse=analyse)
         if options.only:
             name, _, number = options.only.partition(":")
             (verdict,) = run_cases(base, [(name, int(number))], seed=options.seed, jobs=1)

@@ -15,12 +15,12 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from tests.fuzz.pages import find_fault, find_markup
 from tests.fuzz.targets import ANYWHERE, MARKER, Command, Target
@@ -75,6 +75,16 @@ class Bench:
         signal.signal(signal.SIGALRM, self._ring)
         self.stacks = (self.place / "stacks.txt").open("w")
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give back what belongs to the process."""
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for stream in (self.stdout, self.stderr):
+            os.close(stream)
+        self.stacks.close()
+
     def _ring(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if not self.alarmed_at:
             self.alarmed_at = [
@@ -88,13 +98,20 @@ class Bench:
     # --- one case -------------------------------------------------------------------------------------------
 
     def run(self, target: Target, number: int, seed: int) -> Verdict:
+        """The case of that number."""
         rng = Random(f"{seed} {target.name} {number}")
         chosen = rng.choices(target.commands, [command.share for command in target.commands])[0]
+        verdict = self.try_out(target, chosen, lambda words: target.damage(self.case, rng, words))
+        verdict.case = number
+        return verdict
+
+    def try_out(self, target: Target, chosen: Command, damage: Callable[[list[str]], str]) -> Verdict:
+        """Lay out the folder, damage it, run the command, judge. damage: may change the command's words too."""
         words = list(chosen.words)
-        verdict = Verdict(target.name, number, "harness", command=words)
+        verdict = Verdict(target.name, 0, "harness", command=words)
         try:
             self._lay_out(("common", chosen.part, *target.parts))
-            verdict.damage = target.damage(self.case, rng, words)
+            verdict.damage = damage(words)
         except Exception:  # a fault of these files, which is told like one of the program's
             verdict.answer = traceback.format_exc()
             verdict.place = verdict.answer.strip().splitlines()[-1]
@@ -140,6 +157,9 @@ class Bench:
         os.chdir(self.case)
         failure, code = "", None
         with self._streams(), warnings.catch_warnings():
+            warnings.resetwarnings()  # as in a process of its own
+            for hidden in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+                warnings.simplefilter("ignore", hidden)
             # What holds the interpreter, in C, hears no alarm: this writes the stack for whoever ends the process.
             faulthandler.dump_traceback_later(patience + 2, file=self.stacks)
             try:
@@ -211,7 +231,7 @@ class Bench:
             return "escape", f"{name}: prints {found[0]!r}"
         if code not in (0, 1, 2):
             return "words", f"{name}: exit {code}"
-        lines = err.splitlines()
+        lines = err.removesuffix("\n").split("\n")
         if code and ([line.startswith("some: ") for line in lines] != [True] or "Traceback" in err):
             return "words", f"{name}: exit {code} with {len(lines)} lines"
         allowed = ("cache",) if code == 2 else ("cache", *command.writes)

@@ -37,7 +37,6 @@ PIXEL = bytes.fromhex(
     "0def46b80000000049454e44ae426082"
 )
 HAS_PARQUET, HAS_FIGURES = find_spec("pyarrow") is not None, find_spec("matplotlib") is not None
-HAS_ANALYSIS = HAS_FIGURES and all(find_spec(name) for name in ("sklearn", "umap", "scipy", "networkx"))
 
 
 def say(*words: str) -> str:
@@ -56,13 +55,16 @@ def tell_stories(number: int) -> list[str]:
     return [f"Once there was cat number {i}. It sat on mat {7 * i % 13} and slept." for i in range(number)]
 
 
-def make_material(folder: Path) -> None:
-    """Make every part below `folder`, which must be the current one and $SOME_CACHE its cache."""
+def make_material(folder: Path, *, analyse: bool = True) -> None:
+    """Make every part below `folder`, which must be the current one and $SOME_CACHE its cache.
+
+    analyse: whether the run is, which takes seconds; without it a few lines stand for what `some analyze` writes.
+    """
     Path("source.txt").write_text("\n\n".join(tell_stories(60)), encoding="utf-8")
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     say("train", "--preset", "smoke", "--out", "run", *settings)
     _make_queue()
-    programs = _make_pages()
+    programs = _make_pages(analyse)
     for file in Path().rglob("*.json*"):
         file.write_text(CLOCKED.sub(r'"\1": 0.25', file.read_text(encoding="utf-8")), encoding="utf-8")
     (folder / "run/env.json").write_text(json.dumps(ENVIRONMENT, indent=1), encoding="utf-8")
@@ -103,17 +105,24 @@ def _make_queue() -> None:
     Path("out/queue.json").write_text(json.dumps({"format_version": 1, "jobs": [line]}, indent=1), encoding="utf-8")
 
 
-def _make_pages() -> list[str]:
+def _make_pages(analyse: bool) -> list[str]:
     """The analysis of the run, and pages: what they run are our own programs."""
     with Path("run/samples.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 4, "text": "Once upon a time.\nThe end."}) + "\n")
     say("trace", "run", "Once there was")
     programs = list_programs(Path("run/trace.html").read_text(encoding="utf-8"))
-    if HAS_ANALYSIS:
+    figures = Path("run/analysis/figures")
+    if analyse:
         say("analyze", "run", "--no-guilds", "--max-tokens", "100")
-        for figure in Path("run/analysis/figures").iterdir():
-            figure.write_bytes(PIXEL if figure.suffix == ".png" else b"<svg xmlns='http://www.w3.org/2000/svg'/>")
-        Path("run/analysis/guilds.json").write_text(json.dumps(GUILDS, indent=1), encoding="utf-8")
+    else:
+        say("analyze", "run", "--collect-only", "--max-tokens", "100")
+        figures.mkdir()
+        (figures / "loss.png").touch()
+        named = {"name": "loss", "title": "Loss", "caption": "It falls.", "png": "figures/loss.png", "svg": ""}
+        Path("run/analysis/analysis.json").write_text(json.dumps({"figures": [named]}), encoding="utf-8")
+    for figure in figures.iterdir():
+        figure.write_bytes(PIXEL if figure.suffix == ".png" else b"<svg/>")
+    Path("run/analysis/guilds.json").write_text(json.dumps(GUILDS, indent=1), encoding="utf-8")
     if HAS_FIGURES:
         say("report", "run", "--no-analyze")
         programs += list_programs(Path("run/report.html").read_text(encoding="utf-8"))

@@ -56,6 +56,7 @@ class Target:
     commands: Sequence[Command]
     parts: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # libraries without which it is left out
+    is_light: bool = True  # whether it does without a run that was analysed, which takes seconds to make
     patience: float = 10.0  # seconds
     is_own: bool = False  # the reader's own files: a link among them may lead anywhere
 
@@ -76,6 +77,7 @@ GO_BACK = [command("train --resume run/checkpoints/step-5", 0.5, writes="run/")]
 FINISHED = [command("train --resume run", 0.5)]
 PAGES = "run/report.html run/report.md run/report-figures"
 REPORT = [command("report run --no-analyze", 3, writes=PAGES)]
+DRAWN = [command("report run --no-analyze", 0.3, "half", PAGES)]  # without an analysis the report draws its own curve
 COLLECT = [command("analyze run --collect-only --max-tokens 60", 0.7, writes="run/analysis")]
 DRAW = [command("analyze run --draw-only --no-guilds", 1, writes="run/analysis"),
         command("analyze run --no-guilds --max-tokens 60", 1, writes="run/analysis")]  # fmt: skip
@@ -262,34 +264,38 @@ def in_cache(case: Path, rng: Random, words: list[str]) -> str:
     return in_file("cache/*", AS_TENSORS)(case, rng, words)
 
 
-def hostile_texts(case: Path, rng: Random, words: list[str]) -> str:
-    """Hostile text wherever a page shows some."""
-    text = rng.choice(TEXTS) + rng.choice(["", "cat ", *TEXTS])
+SHOWN = ("name", "samples.jsonl", "analysis/guilds.json", "analysis/analysis.json", "env.json")
+"""Where a run's folder has words that a page shows."""
+
+
+def show_text(case: Path, words: list[str], where: str, text: str) -> str:
+    """Put a text where a page shows it: in the words of `trace`, or into the run's folder."""
     if words[0] == "trace":
         words[2] = text
         return f"the text {show(text)}"
-    text = text.replace("\0", "")
-    kind = rng.choice(["name", "sample", "guild", "figure", "env"])
-    run = case / "run"
-    if kind == "name":
-        file = run / "config.yaml"
+    file = case / "run" / ("config.yaml" if where == "name" else where)
+    if where == "name":
         config = file.read_text(encoding="utf-8")
         file.write_text(config.replace("name: smoke", f"name: {json.dumps(text)}", 1), encoding="utf-8")
-    elif kind == "sample":
-        (run / "samples.jsonl").write_text(json.dumps({"step": 4, "text": text}) + "\n", encoding="utf-8")
+    elif where == "samples.jsonl":
+        file.write_text(json.dumps({"step": 4, "text": text}) + "\n", encoding="utf-8")
     else:
-        file = run / {"guild": "analysis/guilds.json", "figure": "analysis/analysis.json", "env": "env.json"}[kind]
 
-        def fill(value: Any) -> Any:
+        def fill(value: Any, key: str = "") -> Any:
             if isinstance(value, dict):
-                return {key: fill(inner) if key not in ("png", "svg") else inner for key, inner in value.items()}
+                return {name: fill(inner, name) for name, inner in value.items()}
             if isinstance(value, list):
-                return [fill(inner) for inner in value]
-            return text if isinstance(value, str) and rng.random() < 0.5 else value
+                return [fill(inner, key) for inner in value]
+            return text if isinstance(value, str) and key not in ("png", "svg", "verdict") else value
 
-        if file.is_file():
-            file.write_text(json.dumps(fill(json.loads(file.read_text(encoding="utf-8")))), encoding="utf-8")
-    return f"{kind}: the text {show(text)}"
+        file.write_text(json.dumps(fill(json.loads(file.read_text(encoding="utf-8")))), encoding="utf-8")
+    return f"{where}: the text {show(text)}"
+
+
+def hostile_text(case: Path, rng: Random, words: list[str]) -> str:
+    """Hostile text wherever a page shows some."""
+    text = (rng.choice(TEXTS) + rng.choice(["", "cat ", *TEXTS])).replace("\0", "")
+    return show_text(case, words, rng.choice(SHOWN), text)
 
 
 # --- command lines ------------------------------------------------------------------------------------------
@@ -361,7 +367,7 @@ def of_run(
 
 
 def of_analysis(name: str, weight: float, pattern: str, mutator: Mutator, **more: Any) -> Target:
-    return of_run(name, weight, f"analysis/{pattern}", mutator, REPORT, needs=("umap", "matplotlib"), **more)
+    return of_run(name, weight, f"analysis/{pattern}", mutator, REPORT, needs=ANALYSIS, **more)
 
 
 def of_mine(name: str, weight: float, damage: Damage, commands: Sequence[Command], *parts: str, **more: Any) -> Target:
@@ -369,6 +375,7 @@ def of_mine(name: str, weight: float, damage: Damage, commands: Sequence[Command
     return Target(name=name, weight=weight, damage=damage, commands=commands, parts=parts, is_own=True, **more)
 
 
+ANALYSIS = ("matplotlib", "sklearn", "umap")
 TARGETS = [
     of_run("config", 16, "config.yaml", AS_YAML, ON_RUN + AFRESH + FINISHED),
     of_run("state", 10, "checkpoints/*/state.json", AS_JSON, MODEL + RESUME * 2 + GO_BACK + INIT + COLLECT),
@@ -381,21 +388,21 @@ TARGETS = [
         forge=True,
     ),
     of_run("optimizer", 6, "checkpoints/*/optimizer.safetensors", AS_TENSORS, RESUME + GO_BACK + EVAL[:1], forge=True),
-    of_run("metrics", 7, "metrics.jsonl", AS_JSONL, RESUME + REPORT + GO_BACK * 2),
+    of_run("metrics", 7, "metrics.jsonl", AS_JSONL, RESUME + REPORT + DRAWN + GO_BACK * 2),
     of_run("samples", 3, "samples.jsonl", AS_JSONL, RESUME + REPORT + GO_BACK),
     of_run("result", 7, "result.json", AS_JSON, FINISHED * 3 + REPORT + GO_BACK),
     of_run("env", 2, "env.json", AS_JSON, REPORT),
     of_run("tokenizer", 7, "tokenizer.json", AS_TOKENIZER, MODEL + RESUME + GO_BACK + REPORT + COLLECT),
     of_run("keys", 3, "keys/*", AS_TENSORS, REPORT + RESUME + GO_BACK),
-    of_run("drawing", 0.1, "**/*.safetensors", AS_TENSORS, DRAW, needs=("umap", "matplotlib"), patience=60),
-    of_analysis("analysis", 4, "analysis.json", AS_JSON),
+    of_run("drawing", 0.1, "**/*.safetensors", AS_TENSORS, DRAW, needs=ANALYSIS, is_light=False, patience=60),
+    of_analysis("analysis", 4, "analysis.json", AS_JSON, is_light=False),
     of_analysis("guilds", 4, "guilds.json", AS_JSON),
     of_analysis("collected", 3, "collected.safetensors", AS_TENSORS),
-    of_analysis("movement", 3, "movement.html", AS_TEXT),
+    of_analysis("movement", 3, "movement.html", AS_TEXT, is_light=False),
     of_analysis("figure", 1, "figures/*.png", mutate_bytes, links=0.3),
     Target(name="folder", weight=3, damage=in_folder, commands=ON_RUN),
     Target(name="lure", weight=2, damage=lure, commands=ON_RUN + AFRESH),
-    Target(name="pages", weight=3, damage=hostile_texts, commands=REPORT + TRACE * 3, needs=("matplotlib",)),
+    Target(name="pages", weight=3, damage=hostile_text, commands=REPORT + TRACE * 3, needs=("matplotlib",)),
     Target(name="cache", weight=4, damage=in_cache, commands=EVAL + AFRESH + COLLECT),
     of_mine("results", 4, in_file("results/*.json", AS_JSON), COMPARE, "results"),
     of_mine("queue", 2, in_file("out/queue.json", AS_JSON), QUEUE),
