@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -31,7 +32,7 @@ os.environ |= {
     "NO_COLOR": "1", "NUMBA_NUM_THREADS": "1",
 }  # fmt: skip
 
-from tests.fuzz.case import DOING, FAILURES, GOOD, Bench, Verdict, limit_memory
+from tests.fuzz.case import DOING, FAILURES, GOOD, Bench, Verdict, limit_memory, mend_devices
 from tests.fuzz.material import make_material
 from tests.fuzz.targets import BY_NAME, TARGETS, Target
 
@@ -217,6 +218,9 @@ def make_base(base: Path, *, analyse: bool) -> None:
     process.join()
     if process.exitcode:
         raise SystemExit(f"the material could not be made (exit {process.exitcode})")
+    devices = Path(tempfile.mkdtemp(prefix="some-fuzz-devices-"))  # memory that is a disk may hold no devices
+    (base / "devices").symlink_to(devices)
+    mend_devices(devices)
 
 
 # --- what is told -------------------------------------------------------------------------------------------
@@ -283,9 +287,11 @@ def main(arguments: list[str] | None = None) -> int:
         make_base(options.material.absolute(), analyse=analyse)
         return 0
     shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="some-fuzz-", dir=shared if os.access(shared, os.W_OK) else None) as place:
-        base = Path(place) / "base"
+    with ExitStack() as stack:
+        memory = shared if os.access(shared, os.W_OK) else None
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="some-fuzz-", dir=memory))) / "base"
         make_base(base, analyse=analyse)
+        stack.callback(shutil.rmtree, (base / "devices").resolve())
         if options.only:
             name, _, number = options.only.partition(":")
             (verdict,) = run_cases(base, [(name, int(number))], seed=options.seed, jobs=1)
@@ -300,7 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
                 )
 
         verdicts = run_cases(base, cases, seed=options.seed, jobs=options.jobs, heard=heard)
-    seconds = time.monotonic() - started
+        seconds = time.monotonic() - started
     failures = [verdict for verdict in verdicts if verdict.kind in FAILURES]
     if options.out:
         record = {"cases": len(verdicts), "seed": options.seed, "seconds": seconds}

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Self
 
 from tests.fuzz.pages import find_fault, find_markup
-from tests.fuzz.targets import ANYWHERE, MARKER, Command, Target
+from tests.fuzz.targets import ANYWHERE, MARKER, Command, Target, find_devices
 
 GOOD = ("accepted", "refused")
 FAILURES = ("traceback", "hang", "memory", "killed", "words", "touched", "leak", "page", "escape", "harness")
@@ -65,6 +65,7 @@ class Bench:
     def __init__(self, base: Path, name: str) -> None:
         self.base, self.place = base, base / "work" / name
         self.case, self.canary = self.place / "case", self.place / "canary"
+        self.devices = find_devices(self.place)
         shutil.rmtree(self.place, ignore_errors=True)
         self.case.mkdir(parents=True)
         os.environ["SOME_CACHE"] = str(self.case / "cache")
@@ -212,7 +213,7 @@ class Bench:
     ) -> tuple[str, str]:  # fmt: skip
         name = verdict.command[0]
         if growth > MOST_MEMORY:
-            return "memory", f"{name}: {growth / 2**30:.1f} GiB"
+            return "memory", f"{name}, reading {_skeleton(verdict.damage.partition(':')[0])}"
         if self.alarmed_at:
             is_endless = target.name in ("words", "config") and any(at.endswith(ENDLESS) for at in self.alarmed_at)
             if not is_endless:
@@ -222,12 +223,15 @@ class Bench:
             return "traceback", _find_place(failure)
         if digest_tree(self.canary) != outside:
             return "touched", f"{name}: wrote outside of its folder"
+        if damaged := mend_devices(self.devices):
+            return "touched", f"{name}: replaced the device {damaged}"
         after = digest_tree(self.case)
         changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
         leaks = [path for path in changed if path in after and self._tells_secret(path)]
         if not target.is_own and (MARKER in out + err or leaks):
             return "leak", f"{name}: {leaks[0] if leaks else 'printed'}"
-        if name != "generate" and (found := CONTROLS.search(out + err)):
+        # What a model writes and what somebody typed is theirs; what a file brings along must not reach the terminal.
+        if name != "generate" and target.name != "words" and (found := CONTROLS.search(out + err)):
             return "escape", f"{name}: prints {found[0]!r}"
         if code not in (0, 1, 2):
             return "words", f"{name}: exit {code}"
@@ -240,6 +244,8 @@ class Bench:
             return "touched", f"{name}: exit {code}, changed {_skeleton(strays[0])}"
         if code:
             return "refused", "memory ran out" if "memory ran out" in err else ""
+        if target.name == "model" and name == "eval" and re.search(r"\bnan\b", out, re.I):
+            return "words", f"{name}: a model of nan is scored"
         for path in changed:
             if path in after and (fault := self._find_page_fault(path)):
                 return "page", f"{name}: {fault}"
@@ -262,6 +268,29 @@ class Bench:
         except UnicodeDecodeError:
             return "is not UTF-8"
         return find_markup(text) if path.endswith(".md") else find_fault(text, self.programs)
+
+
+DEVICES = {"null": 3, "zero": 5, "full": 7}
+
+
+def mend_devices(folder: Path) -> str:
+    """Make the devices anew that are none; return the name of one that was something else.
+
+    Only root can make them, and only root could replace those of the machine: others get links to those.
+    """
+    damaged = ""
+    for name, number in DEVICES.items():
+        path = folder / name
+        if path.exists() and stat.S_ISCHR(path.stat().st_mode):
+            continue
+        if os.path.lexists(path):
+            damaged = name
+            path.unlink()
+        if os.geteuid():
+            path.symlink_to(f"/dev/{name}")
+        else:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, number))
+    return damaged
 
 
 def digest_tree(folder: Path) -> dict[str, str]:

@@ -149,8 +149,14 @@ def replace(path: Path, canary: Path, rng: Random) -> str:
     elif kind == "a folder":
         path.mkdir()
     elif link := REPLACED[kind]:
-        path.symlink_to(link.replace("CANARY", str(canary)).replace("NAME", path.name))
+        devices = find_devices(canary.parent)
+        path.symlink_to(link.replace("CANARY", str(canary)).replace("NAME", path.name).replace("/dev", str(devices)))
     return kind
+
+
+def find_devices(place: Path) -> Path:
+    """A folder with devices like those in /dev, which a program that replaces them may replace."""
+    return (place.parents[1] / "devices").resolve()
 
 
 REPLACED = {
@@ -189,7 +195,7 @@ def _tell(value: Any) -> Any:
     return f"{value}{MARKER}" if isinstance(value, str) and " " in value else value
 
 
-LURES = ["../canary/secret.txt", "../canary", "/dev/stdin", "/dev/zero", "run/../../canary/secret.txt", "link.txt",
+LURES = ["../canary/secret.txt", "../canary", "/dev/stdin", "DEVICES/zero", "run/../../canary/secret.txt", "link.txt",
          "hf:nobody/nothing", "/proc/self/environ", "/"]  # fmt: skip
 
 
@@ -198,6 +204,7 @@ def lure(case: Path, rng: Random, words: list[str]) -> str:  # noqa: ARG001
     file = case / "run/config.yaml"
     text = file.read_text(encoding="utf-8")
     place = rng.choice([*LURES, str(case.parent / "canary/secret.txt")])
+    place = place.replace("DEVICES", str(find_devices(case.parent)))
     if place == "link.txt":
         (case / place).symlink_to(case.parent / "canary/secret.txt")
     field, old = rng.choice(
@@ -207,6 +214,31 @@ def lure(case: Path, rng: Random, words: list[str]) -> str:  # noqa: ARG001
     if rng.random() < 0.5:
         shutil.rmtree(case / "cache")
     return f"run/config.yaml: {field} → {place.replace(str(case.parent), '…')}"
+
+
+OUTPUTS = ["trace.html", ".trace.html.tmp", "report.html", ".report.html.tmp", "report.md", "report-figures",
+           "analysis", "result.json", ".result.json.tmp", "metrics.jsonl", "samples.jsonl", ".run.lock",
+           "keys/step-6.safetensors", "keys/.step-6.safetensors.tmp", "checkpoints/step-6", "checkpoints/.step-6.tmp",
+           "analysis/collected.safetensors", "analysis/figures"]  # fmt: skip
+
+
+def in_the_way(case: Path, rng: Random, words: list[str]) -> str:  # noqa: ARG001
+    """Something where a command will write: a link that leads out, above all."""
+    path = case / "run" / rng.choice(OUTPUTS)
+    if path.parent.name == "analysis" and not path.parent.is_dir():
+        path.parent.mkdir()
+    if os.path.lexists(path):
+        _remove(path)
+    link = rng.choice(["CANARY/secret.txt", "CANARY/new", "CANARY", "DEVICES/null", "DEVICES/full", "folder", "pipe"])
+    if link == "folder":
+        path.mkdir()
+    elif link == "pipe":
+        os.mkfifo(path)
+    else:
+        places = {"CANARY": case.parent / "canary", "DEVICES": find_devices(case.parent)}
+        name, _, rest = link.partition("/")
+        path.symlink_to(places[name] / rest)
+    return f"{path.relative_to(case)}: {link if link in ('folder', 'pipe') else f'a link to {link}'}"
 
 
 STRANGE = ["step-x", "step-9", "step-007", "step-" + "9" * 30, "step-9.safetensors", "step-zz.0.safetensors", "é",
@@ -280,13 +312,14 @@ def show_text(case: Path, words: list[str], where: str, text: str) -> str:
     elif where == "samples.jsonl":
         file.write_text(json.dumps({"step": 4, "text": text}) + "\n", encoding="utf-8")
     else:
+        kept = ("png", "svg", "verdict", "name" if where == "analysis/analysis.json" else "")
 
         def fill(value: Any, key: str = "") -> Any:
             if isinstance(value, dict):
                 return {name: fill(inner, name) for name, inner in value.items()}
             if isinstance(value, list):
                 return [fill(inner, key) for inner in value]
-            return text if isinstance(value, str) and key not in ("png", "svg", "verdict") else value
+            return text if isinstance(value, str) and key not in kept else value
 
         file.write_text(json.dumps(fill(json.loads(file.read_text(encoding="utf-8")))), encoding="utf-8")
     return f"{where}: the text {show(text)}"
@@ -316,7 +349,11 @@ TYPED = {
 }
 WORDS = ["auto", "run", "run/config.yaml", "source.txt", "texts", "best", "last", "0,1", "1,1", ",", "A1", "smoke",
          "cpu", "cuda", "out.html", "run/checkpoints/step-6", "canary"]  # fmt: skip
-VALUES = [*TEXTS, *SCALARS, *map(str, NUMBERS), *WORDS]
+# Typed, a path may be written to: these lead out of the case, where a program that runs as root could do harm.
+VALUES = [
+    word for word in (*TEXTS, *SCALARS, *map(str, NUMBERS), *WORDS) if ".." not in word and not word.startswith("/")
+]
+VALUES += ["DEVICES/null", "DEVICES/zero", "DEVICES/full"]
 
 
 def type_words(case: Path, rng: Random, words: list[str]) -> str:
@@ -329,7 +366,7 @@ def type_words(case: Path, rng: Random, words: list[str]) -> str:
     options = [option for option in options if option not in ("--draw-only", "--compile", "--settings")]
     new: list[str] = []
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        value = rng.choice(VALUES).replace("\0", "")
+        value = rng.choice(VALUES).replace("\0", "").replace("DEVICES", str(find_devices(case.parent)))
         kind = rng.randrange(8)
         if kind == 0 and typed:
             new.append(value)
@@ -401,6 +438,7 @@ TARGETS = [
     of_analysis("movement", 3, "movement.html", AS_TEXT, is_light=False),
     of_analysis("figure", 1, "figures/*.png", mutate_bytes, links=0.3),
     Target(name="folder", weight=3, damage=in_folder, commands=ON_RUN),
+    Target(name="outputs", weight=3, damage=in_the_way, commands=TRACE + REPORT + DRAWN * 3 + COLLECT + RESUME),
     Target(name="lure", weight=2, damage=lure, commands=ON_RUN + AFRESH),
     Target(name="pages", weight=3, damage=hostile_text, commands=REPORT + TRACE * 3, needs=("matplotlib",)),
     Target(name="cache", weight=4, damage=in_cache, commands=EVAL + AFRESH + COLLECT),
