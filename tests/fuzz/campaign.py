@@ -5,10 +5,12 @@ target and its number: `--only TARGET:CASE` repeats it and shows everything.
 """
 
 import argparse
+import ctypes
 import faulthandler
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -40,11 +42,14 @@ FORK = multiprocessing.get_context("fork")
 BATCH = 40  # cases handed to a worker at a time
 LIFE = 2000  # cases after which a worker is replaced: what a process gathers must not decide a case
 GRACE = 8.0  # seconds beyond a target's patience before a worker is killed
+PR_SET_PDEATHSIG = 1
 Case = tuple[str, int]
 
 
 def preload() -> None:
     """Import what commands import when they run: forked workers then have it already."""
+    import torch._dynamo  # noqa: F401 - an optimizer brings it in, which takes seconds
+
     import some_moe.api
     import some_moe.commands.experiments
     import some_moe.commands.glassbox
@@ -85,6 +90,8 @@ def list_cases(targets: list[Target], count: int, seed: int) -> list[Case]:
 
 def work(channel: Connection, base: Path, name: str, seed: int) -> None:
     """Take batches of cases until there are no more; tell when each begins, and how it ended."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever stops the campaign stops this too
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
     os.dup2(sys.stdin.fileno(), 0)
     bench = Bench(base, name)
@@ -264,7 +271,7 @@ def format_failures(verdicts: list[Verdict], seed: int) -> str:
             f"    --seed {seed} --only {verdict.target}:{verdict.case}",
             *(f"    | {line[:200]}" for line in verdict.answer.strip().splitlines()[-2:]),
         ]
-    return "\n".join(lines)
+    return re.sub(r"[^\n\x20-\x7e\xa0-\uffff]", lambda found: ascii(found[0])[1:-1], "\n".join(lines))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -278,6 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", metavar="TARGET:CASE", help="repeat one case and show everything")
     parser.add_argument("--out", type=Path, help="write every failure to this file, as JSON")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what lies in memory is removed
     targets, left_out = choose_targets(options.target, options.light)
     for line in left_out:
         print(line)
