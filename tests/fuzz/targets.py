@@ -74,7 +74,7 @@ GENERATE = [
 TRACE = [command("trace run cat", 1, writes="run/trace.html"), command("trace run cat --json", 0.5)]
 RESUME = [command("train --resume run", 3, "half", "run/")]
 GO_BACK = [command("train --resume run/checkpoints/step-5", 0.5, writes="run/")]
-FINISHED = [command("train --resume run", 0.5)]
+FINISHED = [command("train --resume run", 0.5, writes="run/")]
 PAGES = "run/report.html run/report.md run/report-figures"
 REPORT = [command("report run --no-analyze", 3, writes=PAGES)]
 DRAWN = [command("report run --no-analyze", 0.3, "half", PAGES)]  # without an analysis the report draws its own curve
