@@ -231,7 +231,8 @@ class Bench:
         if not target.is_own and (MARKER in out + err or leaks):
             return "leak", f"{name}: {leaks[0] if leaks else 'printed'}"
         # What a model writes and what somebody typed is theirs; what a file brings along must not reach the terminal.
-        if name != "generate" and target.name != "words" and (found := CONTROLS.search(out + err)):
+        heard = err if name == "generate" else out + err
+        if target.name != "words" and (found := CONTROLS.search(heard)):
             return "escape", f"{name}: prints {found[0]!r}"
         if code not in (0, 1, 2):
             return "words", f"{name}: exit {code}"

@@ -522,7 +522,7 @@ def mix(*shares: tuple[float, Mutator]) -> Mutator:
         chosen = rng.choices([mutator for _, mutator in shares], [share for share, _ in shares])[0]
         try:
             return chosen(data, rng)
-        except (ValueError, RecursionError):
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return mutate_bytes(data, rng)
 
     return mutate

@@ -95,17 +95,19 @@ QUEUE = [
 # --- damage -------------------------------------------------------------------------------------------------
 
 
-def in_file(pattern: str, mutator: Mutator, *, links: float = 0.06, forge: bool = False) -> Damage:
+def in_file(
+    pattern: str, mutator: Mutator, *, links: float = 0.06, forge: bool = False, is_text: bool = False
+) -> Damage:
     """Mutate one file that fits `pattern`, once or a few times; or put something else in its place.
 
-    forge: renew the digests that a forger would renew.
+    forge: renew the digests that a forger would renew. is_text: of which the reader may have gigabytes.
     """
 
     def damage(case: Path, rng: Random, words: list[str]) -> str:  # noqa: ARG001
         path = rng.choice(sorted(case.glob(pattern)))
         name = path.relative_to(case).as_posix()
         if rng.random() < links:
-            return f"{name}: {replace(path, case.parent / 'canary', rng)}"
+            return f"{name}: {replace(path, case.parent / 'canary', rng, is_text=is_text)}"
         data, told = path.read_bytes(), []
         for _ in range(1 if rng.random() < 0.8 else rng.randrange(2, 5)):
             data, what = mutator(data, rng)
@@ -128,9 +130,9 @@ def renew_digests(checkpoint: Path) -> None:
     file.write_text(json.dumps(state, indent=1), encoding="utf-8")
 
 
-def replace(path: Path, canary: Path, rng: Random) -> str:
+def replace(path: Path, canary: Path, rng: Random, *, is_text: bool = False) -> str:
     """Put a link, a pipe, a folder, nothing or too much in the place of a file or folder."""
-    kind = rng.choice([*REPLACED, *(["unreadable"] if os.geteuid() else [])])
+    kind = rng.choice([*REPLACED, *(["unreadable"] if os.geteuid() else []), *([] if is_text else [LONG])])
     data = path.read_bytes() if path.is_file() else b""
     if kind == "unreadable":
         path.chmod(0)
@@ -140,7 +142,7 @@ def replace(path: Path, canary: Path, rng: Random) -> str:
     elif kind == "a link to a good file outside":
         (canary / path.name).write_bytes(tell_secret(path.name, data))
     _remove(path)
-    if kind == "3 GiB long, with holes":
+    if kind == LONG:
         with path.open("wb") as file:
             file.write(data)
             file.truncate(3 * 2**30)
@@ -159,10 +161,11 @@ def find_devices(place: Path) -> Path:
     return (place.parents[1] / "devices").resolve()
 
 
+LONG = "3 GiB long, with holes"
 REPLACED = {
     "a link to a good file outside": "CANARY/NAME", "a link to a text outside": "CANARY/secret.txt",
     "a link to itself": "NAME", "a link to nowhere": "nowhere/at/all", "a link to /dev/zero": "/dev/zero",
-    "a link to /dev/null": "/dev/null", "a pipe": "", "a folder": "", "gone": "", "3 GiB long, with holes": "",
+    "a link to /dev/null": "/dev/null", "a pipe": "", "a folder": "", "gone": "",
 }  # fmt: skip
 """What can stand in the place of a file, and for links where they lead."""
 
@@ -276,7 +279,7 @@ def in_source(suffix: str, mutator: Mutator) -> Damage:
     """A source of text mutated, and named to the command."""
 
     def damage(case: Path, rng: Random, words: list[str]) -> str:
-        told = in_file(f"texts{suffix}" if suffix != "/" else "texts/*", mutator)(case, rng, words)
+        told = in_file(f"texts{suffix}" if suffix != "/" else "texts/*", mutator, is_text=True)(case, rng, words)
         path = "texts" if suffix == "/" else f"texts{suffix}"
         words += ["--data", path] if words[0] == "eval" else ["--data.source", path]
         return told
