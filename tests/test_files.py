@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from some_moe.errors import ConfigError
-from some_moe.files import HOST, clear_scratch, inside, write_beside, write_whole
+from some_moe.files import HOST, clear_scratch, inside, name_scratch, write_beside, write_whole
 
 
 def test_text_and_bytes_take_the_place_of_what_was_there(tmp_path: Path) -> None:
@@ -124,3 +124,22 @@ def test_what_leads_out_of_a_folder_is_refused(tmp_path: Path) -> None:
     alias = tmp_path / "alias"
     alias.symlink_to(folder)
     assert inside(alias, "page.html") == alias / "page.html"
+
+
+def test_writing_clears_what_was_left_of_the_same_file(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, other = (tmp_path / f".{name}.{HOST}-{gone.pid}.tmp" for name in ("page[1].html", "other.html"))
+    for file in (left, other):
+        file.touch()
+    write_whole(tmp_path / "page[1].html", "page")
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "page[1].html", other])
+
+
+def test_a_link_in_the_place_of_a_scratch_file_is_not_written_through(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    name_scratch(tmp_path / "page.html").symlink_to(secret)
+    write_whole(tmp_path / "page.html", "page")
+    assert secret.read_text() == "mine"
+    assert (tmp_path / "page.html").read_text() == "page"

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, whenever the program or the machine stops. Imports no torch."""
 
+import glob
 import os
 import re
 import shutil
@@ -45,8 +46,10 @@ def write_beside(path: Path) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(21, "Is a directory", str(path))
     scratch = name_scratch(path)
+    clear_scratch(path.parent, path.name)
     try:
-        scratch.touch()
+        scratch.unlink(missing_ok=True)  # of a process of the same number; or a link, which would be written through
+        os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         mode = scratch.stat().st_mode
         yield scratch
         scratch.chmod(stat.S_IMODE(mode))  # some writers make files that only their owner reads
@@ -94,13 +97,14 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def clear_scratch(folder: Path, owned: Callable[[str], bool] = lambda _: False) -> None:
+def clear_scratch(folder: Path, name: str = "", owned: Callable[[str], bool] = lambda _: False) -> None:
     """Remove what processes of this machine that are gone have left half-written in a folder.
 
-    owned: says of a name whether this process alone may write it now, so that whatever is left of it is removed.
+    name: of this file alone, where it is given. owned: says of a name whether this process alone may write it now, so
+    that whatever is left of it is removed.
     """
     pattern = re.compile(r"\.(.+?)(?:\.([0-9a-f]{8})-(\d{1,9}))?\.tmp")
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(f".{glob.escape(name)}*.tmp"):
         found = pattern.fullmatch(path.name)
         if found is None:
             continue

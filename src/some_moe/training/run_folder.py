@@ -225,9 +225,9 @@ class RunFolder:
 
     def clear_left_overs(self) -> None:
         """Remove what killed processes have left half-written; only with the folder claimed."""
-        clear_scratch(self.path, OWNED.__contains__)
+        clear_scratch(self.path, owned=OWNED.__contains__)
         for folder in (self.checkpoints, self.snapshots):
-            clear_scratch(folder, lambda _: True)
+            clear_scratch(folder, owned=lambda _: True)
 
     def tidy(self) -> None:
         """Clear what was left in a run that is finished, unless somebody trains here or it cannot be written."""
