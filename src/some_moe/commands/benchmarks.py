@@ -11,10 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from some_moe.cli import Parser, on_terminal, terminal_width, write
+from some_moe.cli import MOST_DIGITS, Parser, on_terminal, shorten, terminal_width, write
 from some_moe.config import ConfigError
-from some_moe.errors import UsageError
-from some_moe.files import write_whole
+from some_moe.errors import FailureError, UsageError
+from some_moe.files import is_stream, write_whole
+from some_moe.memory import refuse_too_large
+from some_moe.reading import read_text
+
+MOST_TOKENS = 1 << 24
 
 
 def bench_layer(arguments: list[str]) -> int:
@@ -58,8 +62,20 @@ def bench_layer(arguments: list[str]) -> int:
         write(format_part(parts[-1], width=terminal_width(), color=on_terminal()) + "\n")
         sys.stdout.flush()  # shown as soon as it is measured, in a pipe too
     summary = summarize_layers(report["cases"])
+    write(format_part(summary, width=terminal_width(), color=on_terminal()))
+    sys.stdout.flush()  # what was measured is shown, also where the file finds no place
     _save(options, report, format_section(report, "One layer's experts", [summary, *parts]))
-    return write(format_part(summary, width=terminal_width(), color=on_terminal()))
+    if not any("ms" in row for case in report["cases"] for row in case["rows"]):
+        raise FailureError(
+            f"nothing could be timed: {_say_why(report['cases'])}; use fewer --tokens, or other --shapes"
+        )
+    return 0
+
+
+def _say_why(cases: list[dict[str, Any]]) -> str:
+    """What stood in the way, once each."""
+    reasons = [case["failure"] for case in cases] + [row["status"] for case in cases for row in case["rows"]]
+    return ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in reasons if reason))
 
 
 def bench_step(arguments: list[str]) -> int:
@@ -85,19 +101,25 @@ def bench_step(arguments: list[str]) -> int:
 
     config = prepare_config(
         find_preset(options.shape),
-        batch=_at_least(1, options.batch, "--batch"),
-        seq_len=_at_least(2, options.seq_len, "--seq-len"),
+        batch=_within(1, options.batch, 2**20, "--batch"),
+        seq_len=_within(2, options.seq_len, 65_536, "--seq-len"),
         kernel=options.kernel,
         compile_model=options.compile,
         device=str(device),
         num_experts=options.num_experts,
     )
-    steps = _at_least(1, (30 if device.type == "cuda" else 5) if options.steps is None else options.steps, "--steps")
+    steps = (30 if device.type == "cuda" else 5) if options.steps is None else options.steps
+    _within(1, steps, 10**6, "--steps")
+    refuse_too_large(config, device, training=True)
     report = _start_report("step", arguments, options, device)
     report["step"] = measure(config, steps=steps, routing=options.routing, profile=options.profile)
     parts = describe_step(report["step"])
+    write("\n".join(format_part(part, width=terminal_width(), color=on_terminal()) for part in parts))
+    sys.stdout.flush()
     _save(options, report, format_section(report, parts[0].title, parts))
-    return write("\n".join(format_part(part, width=terminal_width(), color=on_terminal()) for part in parts))
+    if report["step"].get("failure"):
+        raise FailureError("the step could not be timed, for memory ran out; use a smaller --batch or --seq-len")
+    return 0
 
 
 def _parse(parser: Parser, arguments: list[str], compilation: str) -> tuple[Any, Any]:
@@ -122,16 +144,17 @@ def _split(text: str | None) -> tuple[str, ...]:
 def _read_tokens(text: str, multiple: int) -> list[int]:
     words = _split(text)
     for word in words or [text]:
-        if not word.isdigit() or int(word) < 1:
-            raise UsageError(f"--tokens {word!r} is not a count of tokens; give numbers such as 24576,32768")
+        if not (word.isdecimal() and len(word) <= MOST_DIGITS and 1 <= int(word) <= MOST_TOKENS):
+            most = f"of at most {MOST_TOKENS:,}"
+            raise UsageError(f"--tokens {shorten(word)!r} is not a count of tokens {most}; give numbers such as 24576")
         if int(word) % multiple:
             raise UsageError(f"--tokens {word} is not a multiple of {multiple}, as the peers' weight gradients need")
     return [int(word) for word in words]
 
 
-def _at_least(least: int, value: int, flag: str) -> int:
-    if value < least:
-        raise UsageError(f"{flag} {value} is out of range; use {least} or more")
+def _within(least: int, value: int, most: int, flag: str) -> int:
+    if not least <= value <= most:
+        raise UsageError(f"{flag} {value} is out of range; use {least} to {most:,}")
     return value
 
 
@@ -142,7 +165,7 @@ def _start_report(kind: str, arguments: list[str], options: Any, device: Any) ->
     for flag, name in (("--json", options.json), ("--markdown", options.markdown)):
         if name is not None and Path(name).is_dir():
             raise ConfigError(f"{flag} {name!r} is a folder; name a file in it")
-        if name is not None and not os.access(Path(name).parent, os.W_OK):
+        if name is not None and not is_stream(Path(name)) and not os.access(Path(name).parent, os.W_OK):
             raise ConfigError(f"{flag} {name!r} lies in a folder that does not exist or cannot be written; use another")
     # The names of output files change nothing that is measured.
     words = re.sub(r"\0--(json|markdown)[=\0][^\0]*", "", "".join(f"\0{word}" for word in arguments)).split("\0")[1:]
@@ -159,5 +182,5 @@ def _save(options: Any, report: dict[str, Any], section: str = "") -> None:
         write_whole(Path(options.json), json.dumps(drop_nan(report), indent=1, ensure_ascii=False) + "\n")
     if options.markdown is not None and section:
         path = Path(options.markdown)
-        before = path.read_text(encoding="utf-8").rstrip("\n") + "\n\n" if path.is_file() else "# Benchmarks\n\n"
+        before = read_text(path).rstrip("\n") + "\n\n" if path.is_file() else "# Benchmarks\n\n"
         write_whole(path, before + section)

@@ -271,6 +271,7 @@ def generate_text(arguments: list[str]) -> int:
         raise UsageError("--stop '' would stop before the first word; give a text, or leave it out")
 
     run = open_run(options)
+    run.model  # noqa: B018 - what is wrong with it is said before anything else
     seq_len, texts = run.config.data.seq_len, []
     if options.seed is None and options.temperature:
         print(f"seed {seed}: --seed {seed} repeats it", file=sys.stderr)

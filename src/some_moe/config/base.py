@@ -148,7 +148,7 @@ def field_docs(config: type[Config]) -> dict[str, str]:
 def _sentence(config: type[Config], error: ValidationError) -> str:
     """Turn pydantic's first complaint into one sentence that names the field and the value."""
     first = error.errors()[0]
-    path = [str(clean(str(part))) for part in first["loc"]]
+    path = [" ".join(clean(str(part)).split()) for part in first["loc"]]
     name = ".".join(path)
     if first["type"] == "value_error":
         message = str(first["ctx"]["error"])

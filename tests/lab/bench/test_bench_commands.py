@@ -72,8 +72,17 @@ def test_a_run_cut_off_leaves_the_cases_it_had(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([*LAYER, "--tokens", "12,x"], "--tokens 'x' is not a count of tokens; give numbers such as 24576,32768"),
-        ([*LAYER, "--tokens", ","], "--tokens ',' is not a count of tokens; give numbers such as 24576,32768"),
+        (
+            [*LAYER, "--tokens", "12,x"],
+            "--tokens 'x' is not a count of tokens of at most 16,777,216; give numbers such as 24576",
+        ),
+        (
+            [*LAYER, "--tokens", ","],
+            "--tokens ',' is not a count of tokens of at most 16,777,216; give numbers such as 24576",
+        ),
+        ([*LAYER, "--tokens", "²"], "is not a count of tokens"),
+        ([*LAYER, "--tokens", "9" * 5000], "is not a count of tokens"),
+        ([*STEP, "--batch", "10000000000000"], "--batch 10000000000000 is out of range"),
         ([*LAYER, "--seconds", "0"], "--seconds 0.0 is out of range; use more than 0 and at most 600"),
         (["bench", "layer", "--shapes", "gains", "--trainability", "full", "--device", "cpu"], "is a study of frozen"),
         (
@@ -86,9 +95,9 @@ def test_a_run_cut_off_leaves_the_cases_it_had(tmp_path: Path, monkeypatch: pyte
         (["bench", "layer", "--shapes", "A11", "--device", "cpu"], "'A11' is not a preset; did you mean"),
         (["bench", "layer", "--shapes", "dense-equal-trainable", "--device", "cpu"], "has no experts to measure"),
         (["bench", "layer", "--device", "tpu"], "train.device 'tpu' is"),
-        ([*STEP, "--batch", "0"], "--batch 0 is out of range; use 1 or more"),
-        ([*STEP, "--seq-len", "1"], "--seq-len 1 is out of range; use 2 or more"),
-        ([*STEP, "--steps", "0"], "--steps 0 is out of range; use 1 or more"),
+        ([*STEP, "--batch", "0"], "--batch 0 is out of range; use 1 to 1,048,576"),
+        ([*STEP, "--seq-len", "1"], "--seq-len 1 is out of range; use 2 to 65,536"),
+        ([*STEP, "--steps", "0"], "--steps 0 is out of range; use 1 to 1,000,000"),
         ([*STEP, "--shape", "smok"], "'smok' is not a preset; did you mean 'smoke'?"),
         ([*STEP, "--kernel", "fast"], "train.kernel must be"),
         ([*STEP, "--num-experts", "1"], "top_k 2 is more than num_experts 1"),
