@@ -10,7 +10,7 @@ import some_moe
 ROOT = Path(some_moe.__file__).parent
 LEAVES = {
     "cache", "config", "errors", "files", "forms", "hashing", "layout", "memory", "precision", "processes", "progress",
-    "reading", "records", "staging", "workers",
+    "reading", "records", "sampling", "staging", "workers",
 }  # fmt: skip
 CORE = {"config", "data", "experts", "model", "metrics", "training"}
 # Which rooms a room may import. `fast` stands nowhere: two places bring it in, see BRINGS_FAST.
@@ -26,6 +26,7 @@ ALLOWED = {
     "staging": {"errors", "files", "reading"},
     "workers": {"errors", "processes"},
     "hashing": set(),
+    "sampling": {"errors"},
     "layout": set(),
     "memory": {"config"},
     "precision": set(),
@@ -110,6 +111,7 @@ BUDGETS = {
     "api": 170,
     "layout": 160,
     "hashing": 100,
+    "sampling": 60,
     "errors": 110,
     "files": 140,
     "memory": 120,

@@ -10,8 +10,9 @@ from some_moe import SomeLM
 from some_moe.config import ConfigError
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.model.tokens import TokenInfo
+from some_moe.sampling import choose_token
 from some_moe.training import generation
-from some_moe.training.generation import choose_token, generate_tokens
+from some_moe.training.generation import generate_tokens
 from tests.shared.variants import BASE, MODELS, make_config, make_gravity
 
 PROMPT = torch.randint(0, 61, (3, 5), generator=torch.Generator().manual_seed(0))
