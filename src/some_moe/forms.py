@@ -41,7 +41,6 @@ def are_bounds(value: Any) -> bool:
 
 
 def matches(pattern: str) -> Callable[[Any], bool]:
-    """For text of a pattern."""
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,23 +13,17 @@ from pkgutil import resolve_name
 from queue import Queue
 from subprocess import PIPE
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
 from some_moe.errors import FailureError
 from some_moe.processes import python_command, python_environment
 
 
-class Worker(NamedTuple):
-    """A function that waits in a second process for one value."""
-
-    send: Callable[[Any], None]
-    receive: Callable[[], Any]
-
-
 @contextmanager
-def start_worker(function: str) -> Iterator[Worker]:
-    """Call "module:function" in a second process. It is given `receive`, which waits for what is sent, and its value is
-    what `Worker.receive` gives. It ends with the block, and with this process, whatever ends that.
+def start_worker(function: str) -> Iterator[tuple[Callable[[Any], None], Callable[[], Any]]]:
+    """Call "module:function" in a second process, which ends with the block, and with this process, whatever ends that.
+
+    Gives `send` and `receive`. The function is called with one that waits for what is sent; what it returns is received.
 
     Not by multiprocessing, whose process would run the caller's script once more; not a fork, for threads of this
     process may hold locks that a copy of it would wait for.
@@ -60,7 +55,7 @@ def start_worker(function: str) -> Iterator[Worker]:
                 raise FailureError(f"a process of this program has ended ({last!r}); run it again") from None
 
         try:
-            yield Worker(send, receive)
+            yield send, receive
         finally:
             process.kill()
             with suppress(BrokenPipeError):
@@ -79,5 +74,9 @@ def serve(function: str) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what a library prints is no answer
-    pickle.dump(resolve_name(function)(lambda: pickle.loads(sent.get())), answer)
-    answer.flush()
+    try:
+        pickle.dump(resolve_name(function)(lambda: pickle.loads(sent.get())), answer)
+        answer.flush()
+    except Exception:
+        traceback.print_exc()
+    os._exit(0)  # an orderly end would wait for the thread that listens

@@ -122,11 +122,11 @@ def umap_in_background() -> Iterator[Callable[[Sequence[np.ndarray]], Callable[[
 
     Gives a function that sends the layers' keys there, and returns another that waits for their maps.
     """
-    with start_worker(f"{__name__}:map_in_background") as worker:
+    with start_worker(f"{__name__}:map_in_background") as (send, receive):
 
         def start(layers: Sequence[np.ndarray]) -> Callable[[], list[KeyMap]]:
-            worker.send(list(layers))
-            return worker.receive
+            send(list(layers))
+            return receive
 
         yield start
 
