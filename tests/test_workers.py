@@ -39,9 +39,7 @@ def test_a_worker_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[str]) 
 
 def test_a_worker_ends_with_the_process_that_asked_however_that_ends() -> None:
     script = "import os; from some_moe.workers import start_worker\n"
-    script += (
-        "with start_worker('tests.test_workers:wait_for_ever') as (send, receive):\n    send(None)\n    os._exit(9)"
-    )
+    script += "with start_worker('tests.test_workers:wait_for_ever') as (send, _):\n    send(None)\n    os._exit(9)"
     # Its stdout is a pipe that the worker holds open, too: reading it ends when both have ended.
     command = python_command("-c", script)
     done = subprocess.run(command, env=python_environment(), capture_output=True, timeout=60)

@@ -23,7 +23,7 @@ from some_moe.processes import python_command, python_environment
 def start_worker(function: str) -> Iterator[tuple[Callable[[Any], None], Callable[[], Any]]]:
     """Call "module:function" in a second process, which ends with the block, and with this process, whatever ends that.
 
-    Gives `send` and `receive`. The function is called with one that waits for what is sent; what it returns is received.
+    Gives `send` and `receive`. The function gets one that waits for what is sent, and what it returns is received.
 
     Not by multiprocessing, whose process would run the caller's script once more; not a fork, for threads of this
     process may hold locks that a copy of it would wait for.
