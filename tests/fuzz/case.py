@@ -35,6 +35,7 @@ ENDLESS = ("Trainer.run", "stream_text", "generate_text", "bench_layer", "bench_
 SECRET = f"The {MARKER} is mine. {MARKER} " * 3 + "\n\n" + f"My {MARKER} too.\n\n" * 8
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 DOING = "doing.json"
+NOISE = re.compile(r"^some: |^\s|Traceback|Warning|Error")  # no line that tells how far a command has come
 LOCKS = (".run.lock", ".queue.lock")
 
 
@@ -236,9 +237,9 @@ class Bench:
             return "escape", f"{name}: prints {found[0]!r}"
         if code not in (0, 1, 2):
             return "words", f"{name}: exit {code}"
-        lines = err.removesuffix("\n").split("\n")
-        if code and ([line.startswith("some: ") for line in lines] != [True] or "Traceback" in err):
-            return "words", f"{name}: exit {code} with {len(lines)} lines"
+        *progress, last = err.removesuffix("\n").split("\n")
+        if code and (not last.startswith("some: ") or any(map(NOISE.search, progress))):
+            return "words", f"{name}: exit {code} with {len(progress) + 1} lines"
         allowed = ("cache",) if code == 2 else ("cache", *command.writes)
         strays = [path for path in changed if not path.startswith(allowed) and not path.endswith(LOCKS)]
         if strays and (code == 2 or (code == 0 and command.writes != ANYWHERE)):

@@ -20,13 +20,15 @@ from tests.fuzz.pages import list_programs
 TINY = {
     "model.d_model": 8, "model.num_layers": 2, "model.num_heads": 2, "model.vocab_size": 280, "model.num_experts": 4,
     "model.d_ffn": 8, "model.top_k": 2, "data.source": "source.txt", "data.seq_len": 16, "data.batch_size": 8,
-    "data.train_subset_size": 24, "data.val_subset_size": 4, "train.epochs": 2, "train.save_every": 1,
-    "train.keep_last": 2, "train.snapshot_every": 2, "train.log_every": 1, "train.sample_tokens": 2,
-    "train.device": "cpu",
+    "data.train_subset_size": 24, "data.val_subset_size": 4, "train.epochs": 2, "train.max_steps": 6,
+    "train.save_every": 1, "train.keep_last": 2, "train.snapshot_every": 2, "train.log_every": 1,
+    "train.sample_tokens": 2, "train.device": "cpu",
 }  # fmt: skip
 QUEUE = ["A1", "--data", "source.txt", "--out", "out", "--results", "results"]
 QUEUE += [
-    f"--{name.replace('_', '-')}={value}" for name, value in TINY.items() if name not in ("data.source", "train.epochs")
+    f"--{name.replace('_', '-')}={value}"
+    for name, value in TINY.items()
+    if name not in ("data.source", "train.epochs", "train.max_steps")
 ]
 QUEUE += ["--train.max-steps=2", "--train.global-batch-tokens=null"]
 COMMANDS = ("train", "eval", "generate", "analyze", "trace", "report", "experiments list", "experiments show",
