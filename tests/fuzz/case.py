@@ -233,7 +233,8 @@ class Bench:
             return "leak", f"{name}: {leaks[0] if leaks else 'printed'}"
         # What a model writes and what somebody typed is theirs; what a file brings along must not reach the terminal.
         heard = err if name == "generate" else out + err
-        if target.name != "words" and (found := CONTROLS.search(heard)):
+        was_typed = target.name == "words" or (target.name == "pages" and name == "trace")
+        if not was_typed and (found := CONTROLS.search(heard)):
             return "escape", f"{name}: prints {found[0]!r}"
         if code not in (0, 1, 2):
             return "words", f"{name}: exit {code}"
