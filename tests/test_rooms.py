@@ -127,7 +127,7 @@ BUDGETS = {
     "__init__": 60,
     "__main__": 20,
 }
-CORE_BUDGET, ALL_BUDGET = 6_000, 22_000
+CORE_BUDGET, ALL_BUDGET = 6_000, 23_000
 
 
 def count_lines(rooms: set[str]) -> int:
