@@ -1,7 +1,7 @@
 """Guilds: one that was planted is found and judged by its causal effect; where none was, none is reported."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
 from some_moe.stories.generator import tell_many
 from some_moe.training.checkpoint import save_checkpoint
+from some_moe.training.loop import Progress
 from some_moe.training.runs import Run
 
 DATA = DataConfig(source="stories", seq_len=320, val_subset_size=24, batch_size=8)
@@ -148,7 +149,8 @@ def save_run(run: Run, folder: Path) -> Path:
     run.config.save(folder / "config.yaml")
     (folder / "tokenizer.json").write_text(run.tokenizer.to_json(), encoding="utf-8")
     optimizer = torch.optim.SGD(run.model.parameters())
-    save_checkpoint(folder / "checkpoints", run.model, optimizer, {"step": 0, "best_step": 0, "libraries": []}, {})
+    state = asdict(Progress()) | {"best_step": 0, "libraries": [], "data_digest": ""}
+    save_checkpoint(folder / "checkpoints", run.model, optimizer, state, {})
     return folder
 
 
