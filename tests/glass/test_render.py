@@ -304,6 +304,8 @@ def test_guilds_say_which_parts_are_missing() -> None:
     texts = [block.text for block in make_guild_section({}).blocks if isinstance(block, Notice)]
     assert any("there is no candidate" in text for text in texts)
     assert any("No twin run" in text for text in texts)
+    for part in ({"num_tokens": 9}, {"split": "valid"}, {"level": 0.01}, {"control": {"run": "twin"}}, {"depth": {}}):
+        assert make_guild_section(part).blocks
 
 
 def test_small_p_values_are_bounds() -> None:

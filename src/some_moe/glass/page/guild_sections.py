@@ -45,7 +45,8 @@ def make_guild_section(found: Record | None) -> Section:
 
 
 def _introduce(found: Record) -> str:
-    where = f"{found['num_tokens']:,} tokens of the {found['split']} split" if found.get("num_tokens") else "one split"
+    split = f"the {found['split']} split" if found.get("split") else "one split"
+    where = f"{found['num_tokens']:,} tokens of {split}" if found.get("num_tokens") else split
     level = found.get("level")
     kept = f" The chance that this page calls any false guild supported is kept below {level:.0%}." if level else ""
     return (
