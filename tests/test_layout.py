@@ -77,3 +77,15 @@ def test_columns_that_do_not_fit_follow_in_further_tables_under_the_first() -> N
     assert whole.rows == rows
     (alone,) = split_table(columns[:1], [["0"]], 3)
     assert alone.rows == [["0"]]
+
+
+def test_headers_stand_on_several_lines_where_the_terminal_is_narrow() -> None:
+    columns = (Column("gate entropy", numeric=True), Column("bits per byte", numeric=True))
+    rows = [["0.1", "1234567"]]
+    assert format_table(columns, rows, width=40, style=Style())[0] == "gate entropy  bits per byte"
+    assert format_table(columns, rows, width=20, style=Style()) == [
+        "   gate     bits",
+        "entropy      per",
+        "            byte",
+        "    0.1  1234567",
+    ]

@@ -5,7 +5,7 @@ Written out here because a listing must answer at once, and a table library take
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -82,13 +82,18 @@ def format_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int | None, style: Style, indent: str = ""
 ) -> list[str]:
     """Return a table's lines: a header, then the rows; columns that wrap give way where `width` is short."""
-    widths = [max(len(cell) for cell in cells) for cells in zip([c.header for c in columns], *rows, strict=True)]
-    if width is not None:
+    heads = [column.header for column in columns]
+    widths = [max(len(cell) for cell in cells) for cells in zip(heads, *rows, strict=True)]
+    if width is not None and len(indent) + sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        # First the headers give way, which may stand on several lines.
+        words = [max(head.split() or [""], key=len) for head in heads]
+        widths = [max(len(cell) for cell in cells) for cells in zip(words, *rows, strict=True)]
         for number, column in enumerate(columns):
             if column.wraps:
                 excess = len(indent) + sum(widths) + len(GAP) * (len(widths) - 1) - width
                 widths[number] = max(NARROWEST_TEXT, widths[number] - max(0, excess))
-    lines = [style.dim(line) for line in _format_row([c.header for c in columns], columns, widths, indent)]
+    headers = [replace(column, wraps=True) for column in columns]
+    lines = [style.dim(line) for line in _format_row(heads, headers, widths, indent)]
     for row in rows:
         lines += _format_row(row, columns, widths, indent)
     return lines

@@ -305,3 +305,11 @@ def test_compare_imports_nothing_heavy(here: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=here)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("every_epoch", [False, True])
+def test_what_is_printed_fits_a_narrow_terminal(every_epoch: bool) -> None:
+    results, _ = read_results(Path(__file__).parents[2] / "results")
+    comparisons = compare_results(results, ["A"])
+    text = format_comparisons(comparisons, [], every_epoch=every_epoch, width=80, style=Style())
+    assert max(map(len, text.splitlines())) <= 80

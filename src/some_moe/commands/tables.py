@@ -40,6 +40,11 @@ LENGTH_LOSSES = (
     number_column("padded constant", "constant_loss_padded", ".4f"),
     number_column("on padding", "loss_on_padding", ".4f"),
 )
+LENGTHS_LEGEND = (
+    "loss: nats per real token; padded: over padding too, as published up to v4; constant: of a predictor",
+    "that ignores its input and knows how frequent each token is in the training split",
+    "this run learned from text alone: it was never taught padding, and its padded loss pays for that",
+)
 LENGTH_TEXTS = (LENGTH, *number_columns(perplexity=".2f", bits_per_byte=".4f", num_tokens=",", num_stories_cut=","))
 LENGTH_USAGE = (LENGTH, *number_columns(gini=".3f", gini_padded=".3f", entropy_bits=".3f", entropy_bits_padded=".3f"))
 QUEUE = (
@@ -73,6 +78,11 @@ def _say(value: float | None, say: Callable[[float], str]) -> str:
     return ABSENT if value is None else say(value)
 
 
+def _fit(texts: Sequence[str], width: int | None) -> list[str]:
+    """Sentences on as many lines as they need on a terminal; in a file or a pipe one line each."""
+    return list(texts) if width is None else [line for text in texts for line in wrap(text, width=width) or [""]]
+
+
 def _tabulate(columns: Sequence[Column], records: Records, width: int | None, style: Style) -> list[str]:
     return format_table(*make_table(columns, records), width=width, style=style, indent="  ")
 
@@ -98,6 +108,8 @@ def format_result(folder: str, result: dict[str, Any], *, width: int | None, sty
         style.bold("How the experts share the work") + " (validation, · middle layer)",
         *format_layers(result["layers"], width, style),
         "",
+    ]
+    sentences = [
         f"test loss {figure('test_loss')} nats per token ({figure('test_bits_per_byte')} bits per byte), "
         f"validation {figure('val_loss')}, best {figure('best_val_loss')} at step {figure('best_step', ',')}",
         *_explain_padding(result["val_loss_padded"], result["text_share"]),
@@ -106,7 +118,7 @@ def format_result(folder: str, result: dict[str, Any], *, width: int | None, sty
         f"{result['trainable_parameters']:,} parameters trained of {result['total_parameters']:,}",
         f"everything is in {folder}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_fit(sentences, width)]) + "\n"
 
 
 def _explain_padding(loss: float | None, text_share: float | None) -> list[str]:
@@ -119,8 +131,8 @@ def _explain_padding(loss: float | None, text_share: float | None) -> list[str]:
 def format_evaluation(record: dict[str, Any], *, width: int | None, style: Style) -> str:
     """What `some eval` prints."""
     keys = "moving after each batch" if record["adapt"] else "still"
+    title = style.bold(f"{record['run']}, step {record['step']:,}, on {record['data']}") + f", keys {keys}"
     lines = [
-        style.bold(f"{record['run']}, step {record['step']:,}, on {record['data']}") + f", keys {keys}",
         f"loss {record['loss']:.4f} nats per token, perplexity {record['perplexity']:.2f}, "
         f"{record['bits_per_byte']:.4f} bits per byte, over {record['num_tokens']:,} tokens",
         *_explain_padding(record["loss_padded"], record["text_share"]),
@@ -130,7 +142,7 @@ def format_evaluation(record: dict[str, Any], *, width: int | None, style: Style
             f"a Kneser–Ney trigram of the training split (discount {record['trigram_discount']}): "
             f"{record['trigram_loss']:.4f} nats per token on the same tokens"
         )
-    return "\n".join([*lines, *format_layers(record["layers"], width, style)]) + "\n"
+    return "\n".join([title, *_fit(lines, width), *format_layers(record["layers"], width, style)]) + "\n"
 
 
 def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -> str:
@@ -140,11 +152,8 @@ def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -
         style.bold(f"{record['run']}, step {record['step']:,}, on {split} split")
         + f", {record['stories'][split]:,} stories; trained with rows of {record['trained_seq_len']}",
         *_tabulate(LENGTH_LOSSES, lengths, width, style),
-        "loss: nats per real token; padded: over padding too, as published up to v4; constant: of a predictor",
-        "that ignores its input and knows how frequent each token is in the training split",
     ]
-    if record["loss_on"] == "text":
-        lines.append("this run learned from text alone: it was never taught padding, and its padded loss pays for that")
+    lines += _fit(LENGTHS_LEGEND[: 2 + (record["loss_on"] == "text")], width)
     lines += ["", *_tabulate(LENGTH_TEXTS, lengths, width, style), ""]
     if record["middle_layer"] is None:
         lines.append("no SoME layers")

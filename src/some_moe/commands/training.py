@@ -5,6 +5,7 @@ import secrets
 import signal
 import sys
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Iterable
 from contextlib import redirect_stdout
@@ -142,10 +143,14 @@ def train_from_arguments(arguments: list[str]) -> int:
 
     from some_moe.api import find_folder, train
     from some_moe.commands.tables import format_result
+    from some_moe.lab.estimate import Place
 
     folder, _ = find_folder(options.out, config, options.resume)
     if options.resume and folder.exists() and not (options.preset or options.config):
         config = folder.read_config().override(overrides)  # what the command line does not name stays as it is there
+    if config.train.compile and Place.find(config).device == "cpu":
+        print("train.compile takes minutes on a CPU before the first step", file=sys.stderr)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")  # of its compiler, to its own authors
     places = {"out": options.out, "resume": options.resume, "init_from": options.init_from}
     try:
         run = train(config, **places, accept_changes=options.accept_changes)

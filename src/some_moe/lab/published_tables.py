@@ -6,7 +6,7 @@ from typing import Any
 from some_moe.config.run import EXECUTION
 from some_moe.lab.card import WIDEST_TEXT, format_value
 from some_moe.lab.published import VERDICTS, Comparison, Point, Result, Spread, finite_number, judge
-from some_moe.layout import ABSENT, Column, Style, Table, format_number, format_table, make_table, wrap
+from some_moe.layout import ABSENT, Column, Style, Table, format_number, format_table, make_table, split_table, wrap
 
 LOSSES = {"val_loss_padded": "padding counted", "val_loss": "real tokens"}
 NAMES = {"run", "epoch", "seeds", "file", "of"}
@@ -243,6 +243,18 @@ def list_verdicts(comparisons: Sequence[Comparison]) -> dict[str, str]:
     return verdicts
 
 
+def fit_table(table: Table, width: int | None) -> Iterator[Table]:
+    """The table, in parts below each other where the terminal is narrow; run and epoch name the rows of each part."""
+    columns, rows = table
+    if any(column.wraps for column in columns):
+        yield table
+        return
+    if width is not None and columns[1] is EPOCH:
+        columns = [Column("run, epoch"), *columns[2:]]
+        rows = [[f"{run}, {epoch}", *rest] for run, epoch, *rest in rows]
+    yield from split_table(columns, rows, width)
+
+
 def format_comparisons(
     comparisons: Sequence[Comparison], left_out: Sequence[str], *, every_epoch: bool, width: int | None, style: Style
 ) -> str:
@@ -253,7 +265,9 @@ def format_comparisons(
             continue
         lines += [style.bold(head_series(series, members)), ""]
         for title, table in list_tables(members, every_epoch=every_epoch).items():
-            lines += ["  " + title, *format_table(*table, width=width, style=style, indent="    "), ""]
+            lines.append("  " + title)
+            for part in fit_table(table, width and width - 4):
+                lines += [*format_table(*part, width=width, style=style, indent="    "), ""]
     text_width = min(width or WIDEST_TEXT, WIDEST_TEXT)
     lines.append(style.bold("Validation losses, published and measured"))
     for meaning, which in list_verdicts(comparisons).items():
