@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from some_moe.errors import ConfigError
+from some_moe.errors import ConfigError, FailureError
 
 COLDEST = 1e-3  # below it the softmax is the likeliest token alone, and then no number at all
 
@@ -39,6 +39,8 @@ def choose_token(
     if temperature == 0:
         return logits.argmax(-1)
     share = (logits.float() / temperature).softmax(-1)
+    if not bool(share.isfinite().all()):
+        raise FailureError("the model gives no number for the next token (nan or infinity); use an earlier checkpoint")
     if top_p < 1 or top_k is not None:
         ordered, place = share.sort(descending=True)
         # A token is kept while the mass before it is below top_p, so the likeliest one always is.

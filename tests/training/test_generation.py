@@ -9,6 +9,7 @@ import torch
 from some_moe import SomeLM
 from some_moe.config import ConfigError
 from some_moe.data.tokenizer import Tokenizer
+from some_moe.errors import FailureError
 from some_moe.model.tokens import TokenInfo
 from some_moe.sampling import choose_token
 from some_moe.training import generation
@@ -144,3 +145,9 @@ def test_it_stops_before_a_stop_text_that_comes_in_pieces(monkeypatch: pytest.Mo
     assert "é" in pieces
     assert "THE ENA" in pieces
     assert "".join(generation.stream_text(model, letters, "", 99, stop=["More!"])) == "Anna é THE ENA THE END. More"
+
+
+@pytest.mark.parametrize("logit", [float("nan"), float("inf")])
+def test_a_model_that_gives_no_number_is_a_sentence(logit: float) -> None:
+    with pytest.raises(FailureError, match="the model gives no number for the next token"):
+        choose_token(torch.tensor([[logit, 0.0]]), 1.0, 0.9, None)
