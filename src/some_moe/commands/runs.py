@@ -11,11 +11,10 @@ def list_runs(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print an array of objects")
     options = parser.parse(arguments)
 
-    from some_moe.commands.tables import format_runs
-    from some_moe.lab.folders import list_runs as find
+    from some_moe.lab import folders
 
-    found = find(options.place)
-    return write_json(found) if options.json else write(format_runs(options.place, found, **look()))
+    found = folders.list_runs(options.place)
+    return write_json(found) if options.json else write(folders.format_runs(options.place, found, **look()))
 
 
 def resume_run(arguments: list[str]) -> int:

@@ -60,14 +60,6 @@ QUEUE = (
     Column("time, roughly", lambda row: _say(row.get("estimated_seconds"), describe_seconds), numeric=True),
     text_column("state", "state"),
 )
-RUNS = (
-    text_column("run", "run"),
-    text_column("state", "state"),
-    Column("step", lambda run: _say(run["step"], "{:,}".format), numeric=True),
-    Column("of", lambda run: _say(run["steps"], "{:,}".format), numeric=True),
-    *number_columns(val_loss=".4f", test_loss=".4f"),
-    Column("changed", lambda run: run["changed"][:16].replace("T", " ")),
-)
 QUEUE_LEGEND = (
     "val loss: nats per real token. padded: over padding too, as the published losses up to v4 are; compare those "
     "with it, and the later ones with val loss. seconds: of training steps."
@@ -161,13 +153,6 @@ def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -
         lines.append(style.bold("How the experts share the work") + f" (middle layer, {record['middle_layer']})")
         lines += _tabulate(LENGTH_USAGE, lengths, width, style)
     return "\n".join(lines) + "\n"
-
-
-def format_runs(place: str, runs: Records, *, width: int | None, style: Style) -> str:
-    """What `some runs` prints."""
-    if not runs:
-        return f"no runs in {place}; `some train` makes one\n"
-    return "\n".join(format_table(*make_table(RUNS, runs), width=width, style=style)) + "\n"
 
 
 def format_queue(rows: Records, *, width: int | None, style: Style) -> str:

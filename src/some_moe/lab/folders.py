@@ -8,11 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError
+from some_moe.layout import Style, format_table, make_table, number_columns, text_column
 from some_moe.reading import clean, parse_json, read_object, read_text
 
 DEEPEST = 3  # folders below the place that are looked into
 TAIL = 1 << 16  # bytes at the end of a log, in which its last lines are
 SETTING = re.compile(r"^  (\w+): (\w+)$", re.MULTILINE)
+
+COLUMNS = (
+    text_column("run", "run"),
+    text_column("state", "state"),
+    *number_columns(step=",", steps=",", val_loss=".4f", test_loss=".4f"),
+    text_column("changed", "changed"),
+)
+
+
+def format_runs(place: str, runs: list[dict[str, Any]], *, width: int | None, style: Style) -> str:
+    """What `some runs` prints."""
+    if not runs:
+        return f"no runs in {clean(place)}; `some train` makes one\n"
+    shown = [run | {"changed": run["changed"][:16].replace("T", " ")} for run in runs]
+    return "\n".join(format_table(*make_table(COLUMNS, shown), width=width, style=style)) + "\n"
 
 
 def list_runs(place: str | Path) -> list[dict[str, Any]]:
