@@ -146,7 +146,7 @@ def befall(deed: Callable[[loop.Trainer], None], at_step: int) -> None:
     loop.Trainer.should_sync = should_sync  # type: ignore[method-assign]
 
 
-def find_no_data(*arguments: Any) -> Any:  # noqa: ARG001
+def find_no_data(*arguments: Any, **options: Any) -> Any:  # noqa: ARG001
     raise ConfigError("data.source 'x' does not exist here; give another")
 
 

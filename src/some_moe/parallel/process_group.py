@@ -19,6 +19,7 @@ from torch import Tensor
 
 from some_moe.config import ConfigError, TrainingStoppedError
 from some_moe.data.batches import Batch
+from some_moe.errors import SomeError, in_a_sentence
 from some_moe.model.routing import SUMS, Routing
 
 PATIENCE = timedelta(minutes=30)  # how long a process waits for the others
@@ -132,13 +133,14 @@ class ProcessGroup:
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
-        """Bad input that any process finds here ends all of them, with the same sentence; else all leave together."""
+        """What any process finds here to be wrong ends all of them, with the same sentence; else all leave together."""
         try:
-            yield
+            with in_a_sentence():
+                yield
             self.barrier()
-        except SharedError:
+        except (SharedError, ProcessGroupError):
             raise
-        except ConfigError as error:
+        except SomeError as error:
             if self.device is not None:
                 self.barrier(problem=str(error))
             raise
