@@ -227,11 +227,14 @@ def test_a_resumed_run_is_compared_with_what_was_asked_alone(
     assert "--init-from" in message
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--prompt", "\udcff"), ("--seed", str(10**22))])
+@pytest.mark.parametrize(
+    ("flag", "value", "sentence"),
+    [("--prompt", "\udcff", r"'\udcff' is not UTF-8 text; convert it"), ("--seed", str(10**22), "--seed ")],
+)
 def test_generate_refuses_what_it_cannot_begin_with(
-    trained: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+    trained: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str, sentence: str
 ) -> None:
     assert main(["generate", str(trained), flag, value]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"some: {flag} ")
+    assert err.startswith(f"some: {sentence}")
