@@ -101,7 +101,6 @@ def work(channel: Connection, base: Path, name: str, seed: int) -> None:
         for target, number in batch:
             channel.send(("begin", target, number))
             channel.send(("end", bench.run(BY_NAME[target], number, seed)))
-        channel.send(("idle",))
 
 
 class Worker:
@@ -158,6 +157,11 @@ def run_cases(base: Path, cases: list[Case], *, seed: int, jobs: int, heard: Any
         if heard is not None:
             heard(verdict, len(verdicts))
 
+    def dismiss(worker: Worker) -> None:
+        worker.end()
+        shutil.rmtree(base / "work" / worker.name, ignore_errors=True)
+        workers.remove(worker)
+
     def lose(worker: Worker, kind: str) -> None:
         """A worker is gone: its case is counted, and what it had not begun goes to another."""
         place = worker.end()
@@ -171,12 +175,13 @@ def run_cases(base: Path, cases: list[Case], *, seed: int, jobs: int, heard: Any
         rest = [case for case in worker.todo if case != lost]
         if rest:
             waiting.append(rest)
-        shutil.rmtree(base / "work" / worker.name, ignore_errors=True)
-        workers.remove(worker)
+        dismiss(worker)
 
     workers: list[Worker] = []
     try:
         while waiting or any(worker.todo for worker in workers):
+            for worker in [worker for worker in workers if not worker.todo and worker.served >= LIFE]:
+                dismiss(worker)
             while len(workers) < jobs and waiting:
                 workers.append(hire())
             for worker in workers:
@@ -191,20 +196,17 @@ def run_cases(base: Path, cases: list[Case], *, seed: int, jobs: int, heard: Any
                     continue
                 if message[0] == "begin":
                     worker.case, worker.since = (message[1], message[2]), time.monotonic()
-                elif message[0] == "end":
+                else:
                     worker.todo.remove(worker.case)
                     worker.case, worker.since = None, time.monotonic()
                     worker.served += 1
                     note(message[1])
-                elif worker.served >= LIFE:
-                    worker.end()
-                    shutil.rmtree(base / "work" / worker.name, ignore_errors=True)
-                    workers.remove(worker)
             for worker in [worker for worker in workers if worker.is_overdue]:
                 lose(worker, "hang")
     finally:
         for worker in workers:
             worker.end()
+    assert Counter((verdict.target, verdict.case) for verdict in verdicts) == Counter(cases), "a case was lost"
     return verdicts
 
 

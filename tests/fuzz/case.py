@@ -247,8 +247,9 @@ class Bench:
             return "touched", f"{name}: exit {code}, changed {_skeleton(strays[0])}"
         if code:
             return "refused", "memory ran out" if "memory ran out" in err else ""
-        if target.name == "model" and name == "eval" and re.search(r"\bnan\b", out, re.I):
-            return "words", f"{name}: a model of nan is scored"
+        is_taken = "renewed" in verdict.damage and re.search(r"→ -?(nan|inf)\b", verdict.damage)
+        if target.name == "model" and name == "eval" and is_taken and "nan" in out:
+            return "words", f"{name}: a model with nan or inf is scored"
         for path in changed:
             if path in after and (fault := self._find_page_fault(path)):
                 return "page", f"{name}: {fault}"
