@@ -273,7 +273,7 @@ def format_failures(verdicts: list[Verdict], seed: int) -> str:
             f"    --seed {seed} --only {verdict.target}:{verdict.case}",
             *(f"    | {line[:200]}" for line in verdict.answer.strip().splitlines()[-2:]),
         ]
-    return re.sub(r"[^\n\x20-\x7e\xa0-\uffff]", lambda found: ascii(found[0])[1:-1], "\n".join(lines))
+    return re.sub(r"[^\n\x20-\x7e\xa0-\ud7ff\ue000-\uffff]", lambda found: ascii(found[0])[1:-1], "\n".join(lines))
 
 
 def main(arguments: list[str] | None = None) -> int:

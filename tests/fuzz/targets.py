@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -306,7 +307,7 @@ SHOWN = ("name", "samples.jsonl", "analysis/guilds.json", "analysis/analysis.jso
 def show_text(case: Path, words: list[str], where: str, text: str) -> str:
     """Put a text where a page shows it: in the words of `trace`, or into the run's folder."""
     if words[0] == "trace":
-        words[2] = text
+        words[2] = to_word(text)
         return f"the text {show(text)}"
     file = case / "run" / ("config.yaml" if where == "name" else where)
     if where == "name":
@@ -359,6 +360,11 @@ VALUES = [
 VALUES += ["DEVICES/null", "DEVICES/zero", "DEVICES/full"]
 
 
+def to_word(text: str) -> str:
+    """The text as a command line can hold it: without NUL, and half characters only where a byte is no UTF-8."""
+    return re.sub("[\ud800-\udc7f\udd00-\udfff]", "\udcff", text.replace("\0", ""))
+
+
 def type_words(case: Path, rng: Random, words: list[str]) -> str:
     """A command line of real options with hostile values."""
     about = json.loads((case.parents[2] / "about.json").read_text(encoding="utf-8"))
@@ -369,7 +375,7 @@ def type_words(case: Path, rng: Random, words: list[str]) -> str:
     options = [option for option in options if option not in ("--draw-only", "--compile", "--settings")]
     new: list[str] = []
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        value = rng.choice(VALUES).replace("\0", "").replace("DEVICES", str(find_devices(case.parent)))
+        value = to_word(rng.choice(VALUES)).replace("DEVICES", str(find_devices(case.parent)))
         kind = rng.randrange(8)
         if kind == 0 and typed:
             new.append(value)

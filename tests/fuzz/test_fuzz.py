@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.fuzz import mutators
 from tests.fuzz.case import GOOD, Bench, Verdict
 from tests.fuzz.pages import find_fault, find_markup
-from tests.fuzz.targets import BY_NAME, REPORT, SHOWN, TRACE, TYPED, VALUES, Command, show_text
+from tests.fuzz.targets import BY_NAME, REPORT, SHOWN, TRACE, TYPED, VALUES, Command, show_text, to_word
 
 SEED = 16
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def command_lines(draw: st.DrawFn, options: dict[str, list[str]]) -> list[str]:
     values = st.sampled_from(VALUES) | st.text(max_size=20) | st.integers().map(str) | st.floats().map(str)
     typed = list(TYPED[command])
     for _ in range(draw(st.integers(1, 3))):
-        value = draw(values).replace("\0", "").replace("/", "")  # a path would be written to
+        value = to_word(draw(values)).replace("/", "")  # a path would be written to
         option = draw(st.sampled_from([*known, "--x", "--"]))
         typed += draw(st.sampled_from([[option, value], [f"{option}={value}"], [value], [option]]))
     return [*command.split(), *typed]
