@@ -118,7 +118,7 @@ BUDGETS = {
     "processes": 130,
     "progress": 50,
     "cache": 160,
-    "reading": 190,
+    "reading": 200,
     "records": 250,
     "precision": 30,
     "forms": 100,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from some_moe.errors import ConfigError
-from some_moe.files import clear_scratch, write_beside
+from some_moe.files import clear_scratch, is_stream, write_beside
 from some_moe.progress import Say
 from some_moe.reading import clean, read_tensors
 
@@ -93,6 +93,8 @@ def store(wanted: str, arrays: Arrays, about: str, label: Mapping[str, str]) -> 
     with suppress(Exception):  # a cache that cannot be written is done without
         file.parent.mkdir(parents=True, exist_ok=True)
         clear_scratch(file.parent)
+        if is_stream(file):
+            file.unlink()  # it would be written through
         with write_beside(file) as scratch:
             save_file(dict(arrays), scratch, {**label, "about": about, "seal": seal(wanted, about, arrays)})
         _make_room(cache_limit(), file.name)

@@ -131,26 +131,45 @@ def read_tensors(
         raise ConfigError(f"{str(path)!r} is damaged ({_first_line(error)}); {RESTORE}") from None
 
 
+def refuse_other_shapes(path: Path, wanted: Mapping[str, Any]) -> None:
+    """Refuse a file whose tensors have other names or shapes than `wanted`, by its header; damage is not told here."""
+    from safetensors import safe_open
+
+    refuse_unreadable(path, LARGEST_TENSORS)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except OSError:
+        raise
+    except Exception:
+        return
+    _compare(path, saved, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+
+
 def read_fitting(path: Path, wanted: Mapping[str, Any], cure: str) -> dict[str, Any]:
     """The torch tensors of a file, which must have the names, shapes and types of `wanted`, and be numbers."""
     saved, _ = read_tensors(path, "pt", HEADER_BYTES + sum(tensor.nbytes for tensor in wanted.values()))
-    for name in {**wanted, **saved}:
-        there, here = (_describe(tensors.get(name)) for tensors in (saved, wanted))
+    _compare(path, *({name: _describe(tensor) for name, tensor in one.items()} for one in (saved, wanted)))
+    for name, tensor in saved.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ConfigError(f"{str(path)!r} has nan or infinity in {name}; {cure}")
+    return saved
+
+
+def _compare(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Name the first tensor in which a saved model differs from the one that it is for."""
+    for name in wanted | saved:
+        there, here = (f"shape {one[name]}" if name in one else "none" for one in (saved, wanted))
         if there != here:
             raise ConfigError(
                 f"{str(path.parent)!r} does not fit this config: of {clean(name)} it has {there}, the config {here}; "
                 "use the config that was saved with it"
             )
-        if saved[name].is_floating_point() and not bool(saved[name].isfinite().all()):
-            raise ConfigError(f"{str(path)!r} has nan or infinity in {name}; {cure}")
-    return saved
 
 
 def _describe(tensor: Any) -> str:
-    if tensor is None:
-        return "none"
     kind = str(tensor.dtype).removeprefix("torch.")
-    return f"shape {tuple(tensor.shape)}" + ("" if kind == "float32" else f" of {kind}")
+    return f"{tuple(tensor.shape)}" + ("" if kind == "float32" else f" of {kind}")
 
 
 def _first_line(error: Exception) -> str:

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import some_moe
+from some_moe import processes
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config import base as base_module
 from some_moe.sinks.display import Display
 from some_moe.training import checkpoint as checkpoint_module
-from some_moe.training import environment as environment_module
 from some_moe.training import run_folder as run_folder_module
 from some_moe.training.environment import describe_program
 from some_moe.training.loop import Trainer, resume, start, train
@@ -182,10 +182,10 @@ def git(place: Path, *words: str) -> str:
 def test_the_commit_is_that_of_a_repository_that_holds_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / ".venv" / "some_moe" / "training" / "environment.py"
+    source = tmp_path / ".venv" / "some_moe" / "processes.py"
     source.parent.mkdir(parents=True)
     source.write_text("first\n")
-    monkeypatch.setattr(environment_module, "__file__", str(source))
+    monkeypatch.setattr(processes, "__file__", str(source))
     git(tmp_path, "init")
     git(tmp_path, "commit", "--allow-empty", "--message", "somebody else's")
     assert describe_program()["commit"] is None

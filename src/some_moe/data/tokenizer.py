@@ -23,7 +23,18 @@ CHUNK = 1 << 20  # characters that are encoded at a time: the backend keeps a hu
 OWN = "use one that this program trained"
 # What a tokenizer.json of this program says; others would lose text, or take any time for it.
 PARTS: dict[str, dict[str, Any]] = {
-    "model": {"type": "BPE", "dropout": None},
+    "model": {"type": "BPE"}
+    | dict.fromkeys(
+        (
+            "dropout",
+            "unk_token",
+            "continuing_subword_prefix",
+            "end_of_word_suffix",
+            "fuse_unk",
+            "byte_fallback",
+            "ignore_merges",
+        )
+    ),
     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
     "decoder": {"type": "ByteLevel"},
 }
@@ -78,7 +89,7 @@ class Tokenizer:
         try:
             found = parse_json(text)
             for part, fields in PARTS.items():
-                if any(found[part].get(name) != value for name, value in fields.items()):
+                if any((found[part].get(name) or None) != (value or None) for name, value in fields.items()):
                     raise ConfigError(f"the tokenizer's {part} is none of this program; {OWN}")
             for part in ABSENT:
                 if found.get(part) is not None:
@@ -87,10 +98,10 @@ class Tokenizer:
             if [token["content"] for token in found["added_tokens"]] != [*SPECIAL_TOKENS]:
                 raise ConfigError(f"the tokenizer has other special tokens than {', '.join(SPECIAL_TOKENS)}; {OWN}")
             return tokenizer
-        except ConfigError:
+        except (ConfigError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:
-            # The backend raises bare Exceptions; whatever it says, the file is not a tokenizer.
+        except BaseException as error:
+            # The backend raises bare Exceptions, and panics are none; whatever it says, the file is not a tokenizer.
             raise ConfigError(f"the tokenizer file cannot be read ({clean(str(error))[:200]}); {RESTORE}") from None
 
     @classmethod

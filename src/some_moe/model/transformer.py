@@ -149,7 +149,8 @@ class SomeLM(nn.Module):
         self.seed = seed
         self.checkpoint_activations = checkpoint_activations
         with torch.device(device or "cpu"):
-            self.embedding = nn.Embedding(model.vocab_size, model.d_model)
+            shape = (model.vocab_size, model.d_model)
+            self.embedding = nn.Embedding(*shape, _weight=torch.empty(shape))  # `init_weights` fills it
             self.drop_embedding = Dropout(model.dropout, 0)
             self.head = Linear(model.d_model, model.vocab_size)
         self.blocks = nn.ModuleList(

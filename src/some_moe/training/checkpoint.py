@@ -22,7 +22,7 @@ from some_moe.config.run import WITHOUT_EFFECT
 from some_moe.files import inside, name_scratch, remove_whole, sync, write_beside, write_whole
 from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
-from some_moe.reading import read_fitting, refuse_irregular
+from some_moe.reading import read_fitting, refuse_irregular, refuse_other_shapes
 from some_moe.training.run_folder import CURE, list_checkpoints, read_state_file
 
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
@@ -124,6 +124,13 @@ def list_changes(place: Path, config: RunConfig, saved: RunConfig, accepted: Con
         {"step": state["step"], "field": name, "before": before, "after": after}
         for name, (before, after) in found.items()
     ]
+
+
+def refuse_other_model(place: Path, config: RunConfig) -> None:
+    """Refuse a checkpoint that does not fit a config before its model is made, which takes memory and time."""
+    file = inside(place, "model.safetensors")
+    if file.exists():
+        refuse_other_shapes(file, SomeLM(config.model, config.gravity, device="meta").state_dict())
 
 
 def load_model(place: Path, model: SomeLM) -> dict[str, Any]:

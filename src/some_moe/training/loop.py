@@ -366,6 +366,8 @@ def start(
     """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with."""
     folder.refuse_if_used()
     tokenizer = None if init_from is None else RunFolder(init_from.parent.parent).read_tokenizer()
+    if init_from is not None:
+        checkpoint.refuse_other_model(init_from, config)
     trainer = Trainer(config, folder, display, tokenizer, group)
     if init_from is not None:
         checkpoint.load_model(init_from, trainer.model)
@@ -398,6 +400,8 @@ def resume(
         saved = folder.read_config()
         config = config or saved
         changes = [] if place is None else checkpoint.list_changes(place, config, saved, accepted)
+        if place is not None:
+            checkpoint.refuse_other_model(place, config)
         trainer = Trainer(config, folder, display, folder.read_tokenizer(), group)
         state = None if place is None else trainer.restore(place)
         if changes:

@@ -193,6 +193,8 @@ class RunFolder:
         for name in OWNED:  # what cannot be written is refused now, not on the way
             if inside(self.path, name).exists():
                 refuse_irregular(self.path / name)
+        for log in LOGS:
+            read_log(self.path / log)
         text = None if config is None else config.to_yaml()
         write_whole(self.path / DECISION, json.dumps({"step": step, "config": text, "state": state}))
         self.carry_out()

@@ -63,12 +63,13 @@ class Run:
     def model(self) -> "SomeLM":
         """The model with the checkpoint's weights and keys, ready to use."""
         from some_moe.model.transformer import SomeLM
-        from some_moe.training.checkpoint import load_model
+        from some_moe.training.checkpoint import load_model, refuse_other_model
 
         if not self.checkpoint.is_dir():  # a run that goes on training has removed it since
             for chosen in ("checkpoint", "step"):
                 self.__dict__.pop(chosen, None)
         config = self.config
+        refuse_other_model(self.checkpoint, config)
         refuse_too_large(config, self._device, training=False)
         model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)
         load_model(self.checkpoint, model)
