@@ -10,10 +10,10 @@ from pathlib import Path
 
 from some_moe.cli import Parser, write
 from some_moe.errors import BAD_INPUT, FAILED, ConfigError, UsageError
-from some_moe.files import write_whole
 from some_moe.glass.page.markdown import plain, sentence
 from some_moe.lab.published import compare_results, read_results
 from some_moe.lab.published_tables import group_comparisons
+from some_moe.system.files import write_whole
 from tools.audit import draw_shown, fill_audit
 from tools.audit_evidence import Evidence, read_lengths
 from tools.experiment_index import write_index

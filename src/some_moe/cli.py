@@ -242,7 +242,7 @@ def describe_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     from some_moe import __version__
-    from some_moe.processes import git_commit
+    from some_moe.system.processes import git_commit
 
     try:
         torch = version("torch")

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from some_moe import cache
 from some_moe.cli import main
 from some_moe.commands.cache import format_size
+from some_moe.system import cache
 
 
 @pytest.fixture(autouse=True)

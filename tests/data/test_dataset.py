@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from some_moe import cache
-from some_moe.cache import cache_folder
 from some_moe.config import ConfigError, DataConfig
 from some_moe.data.batches import encode_rows
 from some_moe.data.dataset import prepare
 from some_moe.data.tokenizer import BOS, EOS, Tokenizer
-from some_moe.reading import read_tensors
 from some_moe.stories import generator
+from some_moe.system import cache
+from some_moe.system.cache import cache_folder
+from some_moe.system.reading import read_tensors
 
 TEXTS = [f"There were {n} small frogs in pond {n * 7 % 50}." for n in range(120)]
 

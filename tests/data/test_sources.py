@@ -218,8 +218,8 @@ def test_every_kind_of_file_gives_the_same_documents(tmp_path: Path) -> None:
 
 
 def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("some_moe.reading.UNPACKED_FREE", 1 << 16)
-    monkeypatch.setattr("some_moe.reading.PIECE", 1 << 12)
+    monkeypatch.setattr("some_moe.system.reading.UNPACKED_FREE", 1 << 16)
+    monkeypatch.setattr("some_moe.system.reading.PIECE", 1 << 12)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(bytes(1 << 22)))
     with pytest.raises(ConfigError, match=r"a.txt.gz' gives more than the \d+,\d+ bytes that it may"):
         load(tmp_path / "a.txt.gz")

@@ -19,7 +19,7 @@ from some_moe.glass.page.inside import list_missing, read_analysis
 from some_moe.glass.page.markdown import render_markdown
 from some_moe.glass.page.pages import make_page
 from some_moe.glass.page.render import render_page
-from some_moe.processes import python_command, python_environment
+from some_moe.system.processes import python_command, python_environment
 
 SECRET = "canary-7f3a"
 PARTS = ("analysis.json", "guilds.json", "movement.json", "collected.safetensors", "movement.html")

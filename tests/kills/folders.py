@@ -123,6 +123,9 @@ def describe(path: Path) -> Any:
         return [drop_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     if path.suffix in (".html", ".md"):
         return mask_times(path.read_text(encoding="utf-8"))
+    if path.suffix == ".safetensors":  # its metadata come in any order, within a header of the same length
+        header = int.from_bytes(path.read_bytes()[:8], "little")
+        return json.loads(path.read_bytes()[8 : 8 + header]), path.read_bytes()[8 + header :]
     return path.read_bytes()
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import some_moe
-from some_moe import processes
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config import base as base_module
 from some_moe.sinks.display import Display
+from some_moe.system import processes
 from some_moe.training import checkpoint as checkpoint_module
 from some_moe.training import run_folder as run_folder_module
 from some_moe.training.environment import describe_program
@@ -182,7 +182,7 @@ def git(place: Path, *words: str) -> str:
 def test_the_commit_is_that_of_a_repository_that_holds_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / ".venv" / "some_moe" / "processes.py"
+    source = tmp_path / ".venv" / "some_moe" / "system" / "processes.py"
     source.parent.mkdir(parents=True)
     source.write_text("first\n")
     monkeypatch.setattr(processes, "__file__", str(source))

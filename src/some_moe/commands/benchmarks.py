@@ -14,9 +14,9 @@ from typing import Any
 from some_moe.cli import MOST_DIGITS, Parser, on_terminal, shorten, terminal_width, write
 from some_moe.config import ConfigError
 from some_moe.errors import FailureError, UsageError
-from some_moe.files import is_stream, write_whole
 from some_moe.memory import refuse_too_large
-from some_moe.reading import read_text
+from some_moe.system.files import is_stream, write_whole
+from some_moe.system.reading import read_text
 
 MOST_TOKENS = 1 << 24
 

@@ -4,11 +4,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from some_moe import cache
 from some_moe.cli import Parser, look, write, write_json
 from some_moe.errors import UsageError
 from some_moe.layout import ABSENT, Column, format_table, make_table, number_column, text_column
-from some_moe.reading import clean
+from some_moe.system import cache
+from some_moe.system.reading import clean
 
 COLUMNS = (
     text_column("name", "name"),

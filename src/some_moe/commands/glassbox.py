@@ -5,7 +5,7 @@ import sys
 from some_moe.cli import Parser, look, write, write_json
 from some_moe.errors import UsageError
 from some_moe.glass import MAX_TOKENS
-from some_moe.reading import clean
+from some_moe.system.reading import clean
 
 
 def analyze_run(arguments: list[str]) -> int:

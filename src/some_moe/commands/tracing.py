@@ -2,7 +2,7 @@
 
 from some_moe.cli import Parser, look, read_words, write, write_json
 from some_moe.errors import UsageError
-from some_moe.reading import clean
+from some_moe.system.reading import clean
 
 
 def trace_text(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from some_moe.cli import Interrupts, Parser, look, read_numbers, read_words, sug
 from some_moe.config import Config, RunConfig
 from some_moe.config.base import field_docs
 from some_moe.errors import INTERRUPTED, TrainingStoppedError, UsageError, explain
-from some_moe.reading import clean, parse_yaml, read_text
+from some_moe.system.reading import clean, parse_yaml, read_text
 
 if TYPE_CHECKING:
     from some_moe.training.runs import Run

@@ -14,8 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from some_moe.errors import ConfigError
-from some_moe.files import write_whole
-from some_moe.reading import clean, parse_yaml, read_text, refuse_unprintable
+from some_moe.system.files import write_whole
+from some_moe.system.reading import clean, parse_yaml, read_text, refuse_unprintable
 
 LARGEST_FILE = 1 << 16  # bytes of a config.yaml: a saved one has a few thousand, and YAML is slow to read
 LARGEST_SIZE = 1 << 20  # of a model's width, or a number of experts: products of a few of them stay within 64 bits

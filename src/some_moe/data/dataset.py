@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from some_moe import cache
 from some_moe.config import ConfigError, DataConfig, RunConfig
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.sources import SPLITS, Corpus, load_corpus
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.errors import in_a_sentence
-from some_moe.progress import Say, announce, say_nothing
 from some_moe.stories import generator
+from some_moe.system import cache
+from some_moe.system.progress import Say, announce, say_nothing
 
 CACHE_VERSION = 2
 

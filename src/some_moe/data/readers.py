@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.reading import (
+from some_moe.system.reading import (
     clean,
     parse_json,
     read_text,

@@ -16,9 +16,9 @@ from typing import Any
 from some_moe.config import ConfigError, DataConfig
 from some_moe.data.readers import READERS, kind_of, read_documents, refuse_absent, strip, text_of
 from some_moe.errors import in_a_sentence
-from some_moe.progress import Say, announce, say_nothing
-from some_moe.reading import clean, refuse_irregular, refuse_unprintable
 from some_moe.stories.generator import tell_many
+from some_moe.system.progress import Say, announce, say_nothing
+from some_moe.system.reading import clean, refuse_irregular, refuse_unprintable
 
 GENERATED_TRAIN, GENERATED_HELD_OUT = 20_000, 500
 HELD_OUT_PERCENT = 5  # of a source without its own splits, for valid and for test each

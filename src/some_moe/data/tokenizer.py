@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from some_moe.config import ConfigError
-from some_moe.progress import listen
-from some_moe.reading import RESTORE, clean, parse_json, read_text
+from some_moe.system.progress import listen
+from some_moe.system.reading import RESTORE, clean, parse_json, read_text
 
 PAD, BOS, EOS = 0, 1, 2
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>")

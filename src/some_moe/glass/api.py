@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import ConfigError, TrainConfig
-from some_moe.files import clear_scratch, inside, write_whole
 from some_moe.glass import MAX_TOKENS
 from some_moe.glass.inspect import traces
 from some_moe.glass.inspect.collection import Collection
@@ -28,8 +27,9 @@ from some_moe.glass.page.markdown import render_markdown
 from some_moe.glass.page.pages import final_figures, make_page
 from some_moe.glass.page.render import describe_movement, render_movement, render_page, render_trace
 from some_moe.glass.results import Result
-from some_moe.progress import Say, say_nothing
-from some_moe.staging import own_place, publish, stage, writing
+from some_moe.system.files import clear_scratch, inside, write_whole
+from some_moe.system.progress import Say, say_nothing
+from some_moe.system.staging import own_place, publish, stage, writing
 from some_moe.training.run_folder import RunFolder
 
 if TYPE_CHECKING:  # torch and matplotlib are loaded when they are needed, and bad input is refused before

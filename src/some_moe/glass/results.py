@@ -9,7 +9,7 @@ from some_moe.glass.page.blocks import Block, Code, TraceView
 from some_moe.glass.page.render import render_fragment
 from some_moe.glass.page.terminal import format_blocks, make_trace_table
 from some_moe.layout import Style, wrap
-from some_moe.reading import clean
+from some_moe.system.reading import clean
 
 PLAIN = Style()
 SHOWN_TOKENS = 200  # of a trace in a notebook

@@ -9,7 +9,7 @@ from typing import Any
 
 from some_moe.config import ConfigError
 from some_moe.layout import Style, format_table, make_table, number_columns, text_column
-from some_moe.reading import clean, parse_json, read_object, read_text
+from some_moe.system.reading import clean, parse_json, read_object, read_text
 
 DEEPEST = 3  # folders below the place that are looked into
 TAIL = 1 << 16  # bytes at the end of a log, in which its last lines are

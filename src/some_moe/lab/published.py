@@ -16,7 +16,7 @@ from some_moe.lab.registry import EXPERIMENTS
 from some_moe.lab.registry.records import Experiment, Published
 from some_moe.lab.registry.selection import select_experiments
 from some_moe.lab.registry.tolerances import Tolerance, find_tolerance
-from some_moe.reading import clean, parse_json, read_text
+from some_moe.system.reading import clean, parse_json, read_text
 
 WITHIN, OUTSIDE, NO_TOLERANCE = "within", "outside", "no tolerance"
 NOT_PUBLISHED, NOT_MEASURED = "not published", "not measured"

@@ -19,13 +19,13 @@ from types import FrameType
 from typing import Any, Self
 
 from some_moe.config import ConfigError, TrainingStoppedError
-from some_moe.files import write_whole
 from some_moe.lab.estimate import describe_seconds, estimate_job
 from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
 from some_moe.lab.measured import refuse_other_record, write_record
 from some_moe.lab.published import finite_number, list_rows
-from some_moe.processes import python_command, python_environment, take_lock
-from some_moe.reading import read_object
+from some_moe.system.files import write_whole
+from some_moe.system.processes import python_command, python_environment, take_lock
+from some_moe.system.reading import read_object
 from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import LOCK, RunFolder
 

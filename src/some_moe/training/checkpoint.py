@@ -19,10 +19,10 @@ from torch import Tensor
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.config.run import WITHOUT_EFFECT
-from some_moe.files import inside, name_scratch, remove_whole, sync, write_beside, write_whole
 from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
-from some_moe.reading import read_fitting, refuse_irregular, refuse_other_shapes
+from some_moe.system.files import inside, name_scratch, remove_whole, sync, write_beside, write_whole
+from some_moe.system.reading import read_fitting, refuse_irregular, refuse_other_shapes
 from some_moe.training.run_folder import CURE, list_checkpoints, read_state_file
 
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import some_moe
-from some_moe.processes import git_commit, quote_command
+from some_moe.system.processes import git_commit, quote_command
 
 
 def describe_program() -> dict[str, Any]:

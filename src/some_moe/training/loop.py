@@ -24,9 +24,9 @@ from some_moe.hashing import derive_key
 from some_moe.memory import refuse_too_large
 from some_moe.metrics.usage import gini
 from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
-from some_moe.processes import Interrupts
 from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
+from some_moe.system.processes import Interrupts
 from some_moe.training import checkpoint
 from some_moe.training.evaluate import Evaluation, evaluate
 from some_moe.training.generation import stream_text

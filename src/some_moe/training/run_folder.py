@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.errors import MACHINE, FailureError, SomeError
-from some_moe.files import clear_scratch, inside, remove_whole, write_whole
-from some_moe.processes import quote_command, take_lock
-from some_moe.reading import read_object, refuse_irregular
-from some_moe.records import WHOLE_RESULT, cut_log, drop_nan, read_log, read_record
+from some_moe.system.files import clear_scratch, inside, remove_whole, write_whole
+from some_moe.system.processes import quote_command, take_lock
+from some_moe.system.reading import read_object, refuse_irregular
+from some_moe.system.records import WHOLE_RESULT, cut_log, drop_nan, read_log, read_record
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

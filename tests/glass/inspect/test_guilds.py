@@ -15,7 +15,6 @@ from torch import nn
 from some_moe.config import ConfigError, DataConfig, GravityConfig, ModelConfig, RunConfig
 from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.tokenizer import Tokenizer
-from some_moe.forms import fit
 from some_moe.glass.inspect.collect import collect
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.forms import GUILDS
@@ -25,6 +24,7 @@ from some_moe.glass.inspect.labels import label_tokens
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
 from some_moe.stories.generator import tell_many
+from some_moe.system.forms import fit
 from some_moe.training.checkpoint import save_checkpoint
 from some_moe.training.loop import Progress
 from some_moe.training.runs import Run

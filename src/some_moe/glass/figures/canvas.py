@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from some_moe.files import write_whole
+from some_moe.system.files import write_whole
 
 WIDTH = 5.0  # inches
 PIXELS_AN_INCH = 200

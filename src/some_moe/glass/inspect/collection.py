@@ -13,10 +13,10 @@ import numpy as np
 from safetensors.numpy import save
 
 from some_moe.config import ConfigError, ModelConfig
-from some_moe.files import write_whole
-from some_moe.forms import MisfitError, parse
 from some_moe.glass.inspect.forms import COLLECTED
-from some_moe.reading import read_tensors
+from some_moe.system.files import write_whole
+from some_moe.system.forms import MisfitError, parse
+from some_moe.system.reading import read_tensors
 
 CURE = "make it anew with `some analyze RUN`"
 ARRAYS = {  # the axes and the type of each

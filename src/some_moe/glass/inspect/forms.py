@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from some_moe.errors import ConfigError
-from some_moe.files import inside
-from some_moe.forms import Form, MisfitError, fields, fit, matches
-from some_moe.reading import read_object
+from some_moe.system.files import inside
+from some_moe.system.forms import Form, MisfitError, fields, fit, matches
+from some_moe.system.reading import read_object
 
 VERSION = 2  # of the analysis: one of another version is made anew
 RENEW = "is left out; `some analyze RUN` makes it anew."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from some_moe.workers import start_worker
+from some_moe.system.workers import start_worker
 
 METHODS = ("pca", "tsne", "umap")
 FEWEST_KEYS = 8  # a neighbourhood method has nothing to choose among fewer

@@ -12,8 +12,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from some_moe.config import ConfigError, ModelConfig, RunConfig
-from some_moe.files import inside
-from some_moe.reading import read_bytes, refuse_irregular
+from some_moe.system.files import inside
+from some_moe.system.reading import read_bytes, refuse_irregular
 from some_moe.training.run_folder import RunFolder, list_steps, read_log
 
 UNFINISHED = "training or killed"  # the two look alike from outside

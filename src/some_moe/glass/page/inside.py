@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from some_moe.config import ConfigError
-from some_moe.files import inside
 from some_moe.glass.inspect import forms
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.runs import RunRecord, hash_state
@@ -15,7 +14,8 @@ from some_moe.glass.page.blocks import Block, Figure, Frame, Gallery, Notice, Re
 from some_moe.glass.page.guild_sections import make_guild_section
 from some_moe.glass.page.render import render_movement
 from some_moe.layout import ABSENT, Column, number_column
-from some_moe.reading import refuse_irregular
+from some_moe.system.files import inside
+from some_moe.system.reading import refuse_irregular
 from some_moe.training.run_folder import RunFolder
 
 LARGEST_FRAME = 2_000_000  # bytes; a larger animation stays a page of its own

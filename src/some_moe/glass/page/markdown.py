@@ -9,7 +9,7 @@ from urllib.parse import quote
 from some_moe.glass.page import blocks
 from some_moe.glass.page.terminal import make_trace_table
 from some_moe.layout import Column
-from some_moe.reading import clean
+from some_moe.system.reading import clean
 
 TRACED_TOKENS = 25
 NUMBER_COLUMNS = (Column("figure"), Column("value", numeric=True), Column("note"))

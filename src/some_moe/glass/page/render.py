@@ -17,7 +17,7 @@ from some_moe.glass.inspect.movement import LayerMovement
 from some_moe.glass.inspect.traces import Trace
 from some_moe.glass.page.blocks import Block, Frame, Page, Section, TraceView
 from some_moe.glass.page.terminal import expert_hue
-from some_moe.reading import clean, read_bytes
+from some_moe.system.reading import clean, read_bytes
 
 MOST_POINTS = 150_000  # of all layers and snapshots of an animation together: a page of a few megabytes
 LARGEST_FIGURE = 1 << 26  # bytes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from some_moe.glass.inspect.traces import Trace
 from some_moe.glass.page.blocks import Block, Table, Text, TraceView
 from some_moe.layout import GAP, Column, Style, format_number, format_table, split_table, wrap
-from some_moe.reading import clean
+from some_moe.system.reading import clean
 
 GOLDEN_ANGLE = 137.508  # consecutive experts get hues that lie far apart, however many there are
 LONGEST_TOKEN = 16

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from some_moe.errors import FailureError
-from some_moe.processes import python_command, python_environment
+from some_moe.system.processes import python_command, python_environment
 
 
 @contextmanager

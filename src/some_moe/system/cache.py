@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from some_moe.errors import ConfigError
-from some_moe.files import clear_scratch, is_stream, write_beside
-from some_moe.progress import Say
-from some_moe.reading import clean, read_tensors
+from some_moe.system.files import clear_scratch, is_stream, write_beside
+from some_moe.system.progress import Say
+from some_moe.system.reading import clean, read_tensors
 
 LIMIT_GIB = "10"
 NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 SECONDS_A_DAY = 86_400
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, Any]  # numpy's
 T = TypeVar("T")
 
 
@@ -58,7 +56,7 @@ def seal(wanted: str, about: str, arrays: Arrays) -> str:
     total = hashlib.sha256(f"{len(wanted)} {len(about)} {wanted}{about}".encode())
     for name, array in sorted(arrays.items()):
         total.update(f"{name} {array.dtype} {array.shape}".encode())
-        total.update(np.ascontiguousarray(array).data)
+        total.update(array.data if array.flags.c_contiguous else array.tobytes())
     return total.hexdigest()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from some_moe.errors import ConfigError
-from some_moe.reading import clean, parse_json
+from some_moe.system.reading import clean, parse_json
 
 Form: TypeAlias = "dict[str, Form] | list[Form] | Callable[[Any], bool]"
 LARGEST = 2**53  # JSON's numbers are exact up to here

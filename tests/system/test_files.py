@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from some_moe.errors import ConfigError
-from some_moe.files import HOST, clear_scratch, inside, name_scratch, write_beside, write_whole
+from some_moe.system.files import HOST, clear_scratch, inside, name_scratch, write_beside, write_whole
 
 
 def test_text_and_bytes_take_the_place_of_what_was_there(tmp_path: Path) -> None:

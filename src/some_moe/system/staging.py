@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from some_moe.errors import MACHINE, ConfigError, FailureError
-from some_moe.files import clear_scratch, inside, name_scratch
-from some_moe.reading import clean, refuse_irregular
+from some_moe.system.files import clear_scratch, inside, name_scratch
+from some_moe.system.reading import clean, refuse_irregular
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from some_moe.errors import ConfigError
-from some_moe.files import inside, write_whole
-from some_moe.reading import RESTORE, clean, parse_json, read_bytes, read_object
+from some_moe.system.files import inside, write_whole
+from some_moe.system.reading import RESTORE, clean, parse_json, read_bytes, read_object
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(allow_inf_nan=False)]

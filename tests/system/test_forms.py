@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from some_moe.forms import MisfitError, fields, fit, matches, parse
+from some_moe.system.forms import MisfitError, fields, fit, matches, parse
 
 FORM = fields(count="step", number="loss gini?", texts="notes?") | {"layers?": [fields(counts="experts")]}
 

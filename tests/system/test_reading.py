@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from some_moe.errors import ConfigError
-from some_moe.reading import clean, parse_json, read_bytes, read_object, read_tensors, read_text
+from some_moe.system.reading import clean, parse_json, read_bytes, read_object, read_tensors, read_text
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from some_moe.errors import ConfigError
-from some_moe.records import WHOLE_RESULT, cut_log, read_log, read_record
+from some_moe.system.records import WHOLE_RESULT, cut_log, read_log, read_record
 
 LAYER = {"layer": 0, "gini": 0.1, "entropy_bits": 2.0, "experts_used": 3, "num_experts": 4, "max_entropy_bits": 2}
 

@@ -42,8 +42,7 @@ def python_command(*words: str) -> list[str]:
 
 def python_environment() -> dict[str, str]:
     """The environment for `python_command`: it finds the modules that this process finds."""
-    here = os.path.realpath(os.curdir)
-    package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    here, package = os.path.realpath(os.curdir), str(Path(__file__).resolve().parents[2])
     places = [place for place in sys.path if place and (os.path.realpath(place) != here or package == here)]
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, places))}  # the child may stand elsewhere
 
@@ -97,7 +96,7 @@ class Interrupts:
 
 def git_commit() -> str | None:
     """The commit of the source that runs, with + where it has changes; None outside a checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     try:
         # Installed inside another project's repository, it is no file of that project's commits.
         subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, check=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from some_moe import cache
 from some_moe.errors import ConfigError
-from some_moe.files import HOST
+from some_moe.system import cache
+from some_moe.system.files import HOST
 
 ARRAYS = {"a": np.arange(1000)}
 LABEL = {"source": "own.txt", "tokens": "1000"}

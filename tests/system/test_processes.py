@@ -10,12 +10,12 @@ import pytest
 
 import some_moe
 from some_moe.errors import ConfigError
-from some_moe.processes import python_command, python_environment, take_lock
+from some_moe.system.processes import python_command, python_environment, take_lock
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from some_moe.processes import take_lock
+from some_moe.system.processes import take_lock
 lock = take_lock(Path(sys.argv[1]), "")
 print("taken", flush=True)
 time.sleep(60)

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from some_moe import progress
-from some_moe.progress import announce, listen
+from some_moe.system import progress
+from some_moe.system.progress import announce, listen
 
 
 def test_only_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:

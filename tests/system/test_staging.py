@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from some_moe.errors import ConfigError, FailureError
-from some_moe.staging import own_place, publish, stage, writing
+from some_moe.system.staging import own_place, publish, stage, writing
 
 
 def contents(folder: Path) -> dict[str, str]:
