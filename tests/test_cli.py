@@ -285,6 +285,13 @@ def test_a_terminal_without_the_signs_gets_question_marks() -> None:
     assert "384?8" in done.stdout
 
 
+def test_a_refusal_is_one_line_whatever_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--preset", "a\nb\x1b[31m\rc"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert not {"\x1b", "\r"} & set(message)
+
+
 @pytest.mark.parametrize("experts", ["1000000000000", "99999999999999999999999"])
 def test_a_model_that_no_memory_holds_gets_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], experts: str

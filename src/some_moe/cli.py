@@ -159,7 +159,9 @@ def main(argv: list[str] | None = None) -> int:
             raise
         if isinstance(error, OSError) and error.filename is None:
             drop_output()
-        print(f"some: {found}", file=sys.stderr)
+        from some_moe.system.reading import clean
+
+        print("some:", clean(" ".join(str(found).splitlines())), file=sys.stderr)
         return found.code
 
 

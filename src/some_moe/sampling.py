@@ -36,11 +36,11 @@ def choose_token(
 ) -> Tensor:
     """Choose one token a row from logits (B, V): the likeliest at temperature 0, else drawn from the top_p mass."""
     Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    if not bool(logits.isfinite().all()):
+        raise FailureError("the model gives no number for the next token (nan or infinity); use an earlier checkpoint")
     if temperature == 0:
         return logits.argmax(-1)
     share = (logits.float() / temperature).softmax(-1)
-    if not bool(share.isfinite().all()):
-        raise FailureError("the model gives no number for the next token (nan or infinity); use an earlier checkpoint")
     if top_p < 1 or top_k is not None:
         ordered, place = share.sort(descending=True)
         # A token is kept while the mass before it is below top_p, so the likeliest one always is.

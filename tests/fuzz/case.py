@@ -31,7 +31,7 @@ MOST_MEMORY = 2 * 2**30  # bytes that a command may take
 ADDRESS_SPACE = 5 * 2**30  # bytes more than at the beginning: what asks for all of the machine is stopped here
 LARGE = 8 * 2**20  # files above are compared by their size alone
 # Work without an end is what was asked for where somebody typed or configured it; it is then stopped, not hung.
-ENDLESS = ("Trainer.run", "stream_text", "generate_text", "bench_layer", "bench_step")
+ENDLESS = ("Trainer.run", "stream_text", "generate_text", "bench_layer", "bench_step", "tell", "tell_many")
 SECRET = f"The {MARKER} is mine. {MARKER} " * 3 + "\n\n" + f"My {MARKER} too.\n\n" * 8
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 DOING = "doing.json"

@@ -118,6 +118,14 @@ def test_an_optimizer_of_other_names_shapes_and_types_is_refused_before_anything
         assert words in refuse_resume(trained)
 
 
+@pytest.mark.parametrize(("part", "value"), [("step", -1.0), ("step", 2.0), ("step", -3.4e38), ("exp_avg_sq", -1e-9)])
+def test_what_no_optimizer_could_remember_is_refused(trained: Path, part: str, value: float) -> None:
+    good = load_file(trained / "optimizer.safetensors")
+    one = next(name for name in good if name.endswith(f"/{part}"))
+    forge(trained, "optimizer.safetensors", good | {one: torch.full_like(good[one], value)})
+    assert "optimizer.safetensors' holds what no optimizer remembers; remove that folder" in refuse_resume(trained)
+
+
 def test_a_file_that_is_no_safetensors_or_far_too_large_is_refused_unread(trained: Path) -> None:
     forge(trained, "model.safetensors", load_file(trained / "model.safetensors") | {"more": torch.zeros(1 << 23)})
     assert "of more it has shape (8388608,), the config none" in refuse_resume(trained)

@@ -308,8 +308,8 @@ def test_a_full_disk_while_going_back_is_a_failure_and_can_be_repeated(
 
 
 def test_a_link_that_leads_out_is_not_written_through(run: Path, tmp_path: Path) -> None:
-    for name in ("metrics.jsonl", "result.json", ".run.lock"):
-        copy = Path(shutil.copytree(run, tmp_path / f"copy of {name}"))
+    for name in ("metrics.jsonl", "result.json", ".run.lock", "keys/step-3.safetensors"):
+        copy = Path(shutil.copytree(run, tmp_path / f"copy of {Path(name).name}"))
         (copy / "result.json").unlink()
         (copy / name).unlink(missing_ok=True)
         (copy / name).symlink_to(tmp_path / "mine.txt")
@@ -317,6 +317,7 @@ def test_a_link_that_leads_out_is_not_written_through(run: Path, tmp_path: Path)
         with pytest.raises(ConfigError, match=r"leads out of its folder, to '.*mine.txt'"):
             some_moe.train(resume=copy / "checkpoints" / "step-2", display=False)
         assert (tmp_path / "mine.txt").read_text() == "mine"
+        assert not (copy / ".resume.json").exists()
 
 
 def test_bits_do_not_depend_on_how_often_it_was_resumed(run: Path, finished: Path) -> None:

@@ -150,16 +150,18 @@ def load_model(place: Path, model: SomeLM) -> dict[str, Any]:
 
 
 def load_optimizer(
-    place: Path, model: SomeLM, optimizer: torch.optim.Optimizer, extra: dict[str, Tensor], *, begun: bool
+    place: Path, model: SomeLM, optimizer: torch.optim.Optimizer, extra: dict[str, Tensor], *, steps: int
 ) -> dict[str, Tensor]:
     """Restore the optimizer; return the tensors that were saved beside it, which must be like `extra`.
 
-    begun: whether a step was made; before it there is nothing to remember.
+    steps: how many were made; before the first there is nothing to remember.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and begun}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and steps}
     one = torch.zeros((), dtype=torch.float32)
     wanted = {f"{name}/{part}": one if part == "step" else p for name, p in trained.items() for part in MEMORY}
     saved = read_fitting(place / "optimizer.safetensors", wanted | extra, CURE)
     for name, parameter in trained.items():
+        if not (0 <= saved[f"{name}/step"] <= steps and bool((saved[f"{name}/exp_avg_sq"] >= 0).all())):
+            raise ConfigError(f"{str(place / 'optimizer.safetensors')!r} holds what no optimizer remembers; {CURE}")
         optimizer.state[parameter] = {part: saved[f"{name}/{part}"].to(parameter.device) for part in MEMORY}
     return {name: saved[name] for name in extra}

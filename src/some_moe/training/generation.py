@@ -42,8 +42,6 @@ def generate_tokens(
     for _ in range(max_new_tokens):
         info = TokenInfo.of(fresh.shape, fresh.device, sums=False)
         logits = model(fresh, info, cache=cache).logits[:, -1]
-        if not bool(logits.isfinite().all()):
-            raise ConfigError("the model's logits are no finite numbers; use a checkpoint before its training diverged")
         if how.repetition_penalty != 1:
             seen.scatter_(1, fresh, torch.ones_like(fresh, dtype=torch.bool))
             less = torch.where(logits > 0, logits / how.repetition_penalty, logits * how.repetition_penalty)

@@ -141,7 +141,7 @@ class Trainer:
                 "data, or start a new run with --init-from"
             )
         extra = {"epoch_counts": self.epoch_counts}
-        extra = checkpoint.load_optimizer(place, self.model, self.optimizer, extra, begun=state["step"] > 0)
+        extra = checkpoint.load_optimizer(place, self.model, self.optimizer, extra, steps=state["step"])
         self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
         self.progress = Progress(**{name: state[name] for name in asdict(self.progress) if name in state})
         self.saved_step = self.progress.step

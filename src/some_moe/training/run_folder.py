@@ -195,6 +195,7 @@ class RunFolder:
                 refuse_irregular(self.path / name)
         for log in LOGS:
             read_log(self.path / log)
+        list_steps(self.checkpoints), list_steps(self.snapshots, ".safetensors")
         text = None if config is None else config.to_yaml()
         write_whole(self.path / DECISION, json.dumps({"step": step, "config": text, "state": state}))
         self.carry_out()
