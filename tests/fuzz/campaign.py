@@ -31,7 +31,7 @@ from typing import Any
 os.environ |= {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg",
-    "NO_COLOR": "1", "NUMBA_NUM_THREADS": "1",
+    "NO_COLOR": "1", "NUMBA_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }  # fmt: skip
 
 from tests.fuzz.case import DOING, FAILURES, GOOD, Bench, Verdict, limit_memory, mend_devices

@@ -31,7 +31,10 @@ MOST_MEMORY = 2 * 2**30  # bytes that a command may take
 ADDRESS_SPACE = 5 * 2**30  # bytes more than at the beginning: what asks for all of the machine is stopped here
 LARGE = 8 * 2**20  # files above are compared by their size alone
 # Work without an end is what was asked for where somebody typed or configured it; it is then stopped, not hung.
-ENDLESS = ("Trainer.run", "stream_text", "generate_text", "bench_layer", "bench_step", "tell", "tell_many")
+ENDLESS = (
+    "Trainer.run", "stream_text", "generate_text", "bench_layer", "bench_step", "tell", "tell_many",
+    "expert_weights.py:checksum",
+)  # fmt: skip
 SECRET = f"The {MARKER} is mine. {MARKER} " * 3 + "\n\n" + f"My {MARKER} too.\n\n" * 8
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 DOING = "doing.json"
@@ -213,7 +216,7 @@ class Bench:
         before: dict[str, str], outside: dict[str, str], growth: int,
     ) -> tuple[str, str]:  # fmt: skip
         name = verdict.command[0]
-        if growth > MOST_MEMORY:
+        if growth > MOST_MEMORY and name != "bench":  # which takes what was typed, where the machine has it
             return "memory", f"{name}, reading {_skeleton(verdict.damage.partition(':')[0])}"
         if self.alarmed_at:
             is_endless = target.name in ("words", "config") and any(at.endswith(ENDLESS) for at in self.alarmed_at)

@@ -18,6 +18,7 @@ from some_moe.data.batches import Batch
 from some_moe.lab.bench.problem import halve, log_popularity, reachable_gini
 from some_moe.lab.bench.shapes import PEAK_FLOPS, step_flops_per_token
 from some_moe.lab.bench.timing import first_line, mark, milliseconds, summarize_times, wait_for
+from some_moe.memory import refuse_too_large
 from some_moe.metrics.usage import gini
 from some_moe.model.gravity import set_bias
 from some_moe.model.transformer import SomeLM
@@ -79,6 +80,8 @@ def make_step(stepper: Stepper) -> Callable[[Batch], StepResult]:
 def bench_step(config: RunConfig, *, steps: int, routing: str = "natural", profile: bool = False) -> dict[str, Any]:
     """Measure one config and return a plain record, ready for JSON."""
     machine, size = choose_machine(config.train), count_parameters(config.model)
+    if machine.device.type == "cpu":  # a GPU says so itself; here the system would end the process
+        refuse_too_large(config, machine.device, training=True)
     record: dict[str, Any] = {
         "name": config.name,
         "model": config.model.model_dump(mode="json"),
