@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -49,6 +50,8 @@ Case = tuple[str, int]
 def preload() -> None:
     """Import what commands import when they run: forked workers then have it already."""
     import torch._dynamo  # noqa: F401 - an optimizer brings it in, which takes seconds
+
+    warnings.filterwarnings("ignore", "CUDA initialization")  # with little memory torch gets no driver
 
     import some_moe.api
     import some_moe.commands.experiments

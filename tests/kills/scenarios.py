@@ -86,7 +86,7 @@ def make_scenarios() -> dict[str, Scenario]:
         found.append(Scenario(f"back/{kind}", back, (auto, auto, back), (finished,), share=2.0))
     donor = ("train", *TINY_RUN, "--train.seed", "5", "--out", "donor")
     found.append(Scenario("init-from/plain", (*plain, "--init-from", "donor"), (auto,), (donor,), repeats=True))
-    found.append(Scenario("cache/plain", plain, (auto, (*plain, "--resume", "auto")), own_cache=True))
+    found.append(Scenario("cache/plain", plain, (auto, (*plain, "--resume", "auto")), own_cache=True, repeats=True))
     flags = [write_flag(name, value) for name, value in QUEUE.items()]
     queue = ("experiments", "run", "A1", "--seeds", "0,1", "--out", "runs", "--results", "results", *flags)
     found.append(Scenario("queue/itself", queue, share=2.0))

@@ -320,6 +320,15 @@ def test_a_link_that_leads_out_is_not_written_through(run: Path, tmp_path: Path)
         assert not (copy / ".resume.json").exists()
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "keys"])
+def test_what_lies_where_a_folder_belongs_is_refused(run: Path, name: str) -> None:
+    shutil.rmtree(run / name)
+    os.mkfifo(run / name)
+    (run / "result.json").unlink()
+    with pytest.raises(ConfigError, match=rf"{name}' is no folder; a run needs one there, so remove it"):
+        some_moe.train(resume=run, display=False)
+
+
 def test_bits_do_not_depend_on_how_often_it_was_resumed(run: Path, finished: Path) -> None:
     for step in (3, 1, 2):
         with pytest.raises((DiedError, TrainingStoppedError)):

@@ -136,6 +136,14 @@ def test_a_run_is_evaluated_and_writes(trained: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_a_model_that_gives_no_number_is_not_scored(trained: Path) -> None:
+    run = some_moe.load(trained)
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(3e38)  # finite, as a file that is taken must be
+    with pytest.raises(FailureError, match=r"gives no number on test split \(its loss is nan\); use an earlier"):
+        run.evaluate(device="cpu")
+
+
 def test_a_run_shows_itself(trained: Path) -> None:
     run = some_moe.load(trained)
     assert run.result is not None

@@ -7,6 +7,7 @@ anybody may read it, in whatever state it was left, and without torch.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -281,8 +282,10 @@ def find_checkpoint(path: str | Path) -> Path:
 
 def list_steps(folder: Path, suffix: str = "") -> dict[int, Path]:
     """What is called step-N in a folder of a run, by step, oldest first; refused where it leads out of the run."""
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         return {}
+    if not inside(folder.parent, folder.name).is_dir():
+        raise ConfigError(f"{str(folder)!r} is no folder; a run needs one there, so remove it")
     pattern = re.compile(r"step-(0|[1-9]\d{0,17})" + re.escape(suffix))
     steps = sorted(int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name)))
     return {step: inside(folder.parent, f"{folder.name}/step-{step}{suffix}") for step in steps}

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from functools import cached_property
 from html import escape
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config.run import WITHOUT_EFFECT
-from some_moe.errors import in_a_sentence
+from some_moe.errors import FailureError, in_a_sentence
 from some_moe.layout import format_number
 from some_moe.memory import refuse_too_large
 from some_moe.training.run_folder import RunFolder, read_log, read_state_file
@@ -134,6 +135,11 @@ class Run:
         model = machine.adopt(model)
         found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
         source = f"{split} split" if data is None else str(data)
+        if not isfinite(found.loss):
+            raise FailureError(
+                f"{str(self.path)!r} at step {self.step} gives no number on {source} (its loss is {found.loss}); use "
+                "an earlier checkpoint"
+            )
         record = {"run": str(self.path), "step": self.step, "data": source, "adapt": adapt} | found.to_dict()
         if own is not None and trigram:
             from some_moe.metrics.trigram import Trigram
