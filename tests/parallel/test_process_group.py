@@ -19,7 +19,7 @@ from some_moe.cli import main
 from some_moe.config import ConfigError, TrainConfig
 from some_moe.parallel.process_group import BUCKET_BYTES, ProcessGroup, digest_tensors, fill_buckets
 from some_moe.training.machine import choose_machine
-from some_moe.training.run_folder import list_checkpoints, read_log
+from some_moe.training.run_folder import RunFolder, read_log
 
 MEMBER = Path(__file__).with_name("group_member.py")
 PATIENCE_SECONDS = 60
@@ -98,11 +98,9 @@ def assert_agree(left: Path, right: Path) -> None:
     assert [record["step"] for record in logs[0]] == [record["step"] for record in logs[1]]
     losses = [[record["train_loss"] for record in log if "train_loss" in record] for log in logs]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert [p.name for p in list_checkpoints(left / "checkpoints")] == [
-        p.name for p in list_checkpoints(right / "checkpoints")
-    ]
+    assert [p.name for p in RunFolder(left).list_checkpoints()] == [p.name for p in RunFolder(right).list_checkpoints()]
     for file in ("model.safetensors", "optimizer.safetensors"):
-        states = [load_file(list_checkpoints(path / "checkpoints")[-1] / file) for path in (left, right)]
+        states = [load_file(RunFolder(path).list_checkpoints()[-1] / file) for path in (left, right)]
         assert states[0].keys() == states[1].keys()
         for name, value in states[0].items():
             assert torch.allclose(value.double(), states[1][name].double(), rtol=0, atol=1e-4), name
@@ -174,7 +172,7 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step_and_one_process_
     assert codes == [130, 130]
     assert said(tmp_path)[1] == said(tmp_path, "out")[1] == ""
     assert f"interrupted at step 7, which is saved; continue with: some train --out {run}" in said(tmp_path)[0]
-    assert [place.name for place in list_checkpoints(run / "checkpoints")] == ["step-6", "step-7"]
+    assert [place.name for place in RunFolder(run).list_checkpoints()] == ["step-6", "step-7"]
     assert main([*words, "--resume", "auto"]) == 0
     assert "at step 7 of 12" in capsys.readouterr().out
     assert_agree(alone, run)
@@ -240,7 +238,7 @@ def test_processes_that_no_longer_hold_the_same_stop_before_they_save(members: M
     sentence = said(tmp_path)[0]
     assert "process 1 does not have the same parameters and keys as process 0" in sentence
     assert "checkpoints/step-6; continue with --resume auto" in sentence
-    assert [place.name for place in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-5", "step-6"]
+    assert [place.name for place in RunFolder(tmp_path / "run").list_checkpoints()] == ["step-5", "step-6"]
 
 
 # --- one process ----------------------------------------------------------------------------------------------

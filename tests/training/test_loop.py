@@ -21,7 +21,7 @@ from some_moe.sinks.display import Display
 from some_moe.training import checkpoint as checkpoint_module
 from some_moe.training import loop as loop_module
 from some_moe.training.loop import TrainingStoppedError, resume, start, train
-from some_moe.training.run_folder import RunFolder, list_checkpoints, read_log
+from some_moe.training.run_folder import RunFolder, read_log
 
 CHANGES = {"data.train_subset_size": 48, "data.val_subset_size": 8, "train.sample_tokens": 8}
 
@@ -40,7 +40,7 @@ def run(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def final_state(path: Path) -> dict[str, torch.Tensor]:
-    place = list_checkpoints(path / "checkpoints")[-1]
+    place = RunFolder(path).list_checkpoints()[-1]
     return load_file(place / "model.safetensors") | load_file(place / "optimizer.safetensors")
 
 
@@ -110,7 +110,7 @@ def test_no_file_of_a_run_is_a_pickle(whole: Path) -> None:
 
 
 def test_a_frozen_models_checkpoint_holds_no_expert_weights(whole: Path) -> None:
-    place = list_checkpoints(whole / "checkpoints")[-1]
+    place = RunFolder(whole).list_checkpoints()[-1]
     saved = load_file(place / "model.safetensors")
     model = some_moe.load(whole).model
     stacks = sum(stack.numel() for library in model.libraries for stack in library.stacks())
@@ -314,7 +314,7 @@ def test_early_stop_ends_the_run_and_test_is_reported_at_the_best_step(tmp_path:
 
 def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     run(tmp_path / "run", **{"train.save_every": 1, "train.keep_last": 3})
-    names = [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
+    names = [path.name for path in RunFolder(tmp_path / "run").list_checkpoints()]
     assert names == ["step-10", "step-11", "step-12"]
 
 
@@ -338,7 +338,7 @@ def test_changed_data_is_noticed_on_resume(tmp_path: Path) -> None:
 
 
 def test_init_from_starts_with_the_weights_and_keys_of_another_run(whole: Path, tmp_path: Path) -> None:
-    place = list_checkpoints(whole / "checkpoints")[-1]
+    place = RunFolder(whole).list_checkpoints()[-1]
     trainer = start(make_config(), RunFolder(tmp_path / "run"), Display(), init_from=place)
     saved = load_file(place / "model.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
@@ -347,7 +347,7 @@ def test_init_from_starts_with_the_weights_and_keys_of_another_run(whole: Path, 
 
 
 def test_a_run_with_the_weights_of_another_keeps_them_when_it_dies_early(whole: Path, tmp_path: Path) -> None:
-    place, folder = list_checkpoints(whole / "checkpoints")[-1], RunFolder(tmp_path / "run")
+    place, folder = RunFolder(whole).list_checkpoints()[-1], RunFolder(tmp_path / "run")
     start(make_config(), folder, Display(), init_from=place)
     folder.release()
     trainer = resume(folder, Display(), folder.newest_checkpoint())
@@ -369,7 +369,7 @@ def test_resuming_an_earlier_checkpoint_makes_the_later_steps_again(whole: Path,
     shutil.copytree(whole, copy)
     folder = RunFolder(copy)
     trainer = resume(folder, Display(), copy / "checkpoints" / "step-10")
-    assert [place.name for place in list_checkpoints(folder.checkpoints)] == ["step-10"]
+    assert [place.name for place in folder.list_checkpoints()] == ["step-10"]
     assert folder.read_result() is None
     assert max(record["step"] for record in read_log(copy / "metrics.jsonl")) <= 10
     train(trainer)

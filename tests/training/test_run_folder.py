@@ -21,7 +21,7 @@ from some_moe.training import checkpoint as checkpoint_module
 from some_moe.training import run_folder as run_folder_module
 from some_moe.training.environment import describe_program
 from some_moe.training.loop import Trainer, resume, start, train
-from some_moe.training.run_folder import RunFolder, list_checkpoints, read_log
+from some_moe.training.run_folder import RunFolder, read_log
 from tests.shared.tiny import A1, TINY
 
 CONFIG = A1.config.override(TINY)
@@ -65,12 +65,12 @@ def test_a_start_that_was_killed_does_not_stand_in_the_way(
             patch.setattr(module, "write_whole", write_half)
         with pytest.raises(DiedError):
             begin(path, init_from=place)
-    assert bool(list_checkpoints(path / "checkpoints")) == (killed_at == "config.yaml")
+    assert bool(RunFolder(path).list_checkpoints()) == (killed_at == "config.yaml")
     assert not RunFolder(path).exists()
     # The weights that the first start had saved are not those of the second.
     begin(path).folder.release()
     assert RunFolder(path).read_config() == CONFIG
-    assert list_checkpoints(path / "checkpoints") == []
+    assert RunFolder(path).list_checkpoints() == []
 
 
 @pytest.mark.parametrize("names", [["tokenizer.json"], [".run.lock", "notes.txt"], [".run.lock", "metrics.jsonl"]])

@@ -23,7 +23,7 @@ from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
 from some_moe.system.files import inside, name_scratch, remove_whole, sync, write_beside, write_whole
 from some_moe.system.reading import read_fitting, refuse_irregular, refuse_other_shapes
-from some_moe.training.run_folder import CURE, list_checkpoints, read_state_file
+from some_moe.training.run_folder import CURE, list_steps, read_state_file
 
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 MEMORY = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of each parameter
@@ -85,7 +85,7 @@ def save_checkpoint(
 
 def prune_checkpoints(folder: Path, keep_last: int, best_step: int | None) -> None:
     """Remove all but the last few and the best."""
-    for path in list_checkpoints(folder)[:-keep_last]:
+    for path in [*list_steps(folder).values()][:-keep_last]:
         if path.name != f"step-{best_step}":
             remove_whole(path)
 

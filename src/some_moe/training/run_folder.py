@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from some_moe.data.tokenizer import Tokenizer
 
-__all__ = ["RunFolder", "drop_nan", "find_checkpoint", "find_run", "list_checkpoints", "list_steps", "read_log"]
+__all__ = ["RunFolder", "drop_nan", "find_checkpoint", "find_run", "list_steps", "read_log"]
 LOGS = ("metrics.jsonl", "samples.jsonl")
 LOCK = ".run.lock"
 DECISION = ".resume.json"
@@ -196,7 +196,7 @@ class RunFolder:
                 refuse_irregular(self.path / name)
         for log in LOGS:
             read_log(self.path / log)
-        list_steps(self.checkpoints), list_steps(self.snapshots, ".safetensors")
+        self.list_later(step)
         text = None if config is None else config.to_yaml()
         write_whole(self.path / DECISION, json.dumps({"step": step, "config": text, "state": state}))
         self.carry_out()
@@ -218,14 +218,15 @@ class RunFolder:
     def cut_back(self, step: int) -> None:
         """Drop what the folder says of later steps."""
         self.result_file.unlink(missing_ok=True)
-        for at, place in reversed(list_steps(self.checkpoints).items()):
-            if at > step:
-                remove_whole(place)
-        for at, snapshot in list_steps(self.snapshots, ".safetensors").items():
-            if at > step:
-                remove_whole(snapshot)
+        for place in self.list_later(step):
+            remove_whole(place)
         for log in LOGS:
             cut_log(self.path / log, step)
+
+    def list_later(self, step: int) -> list[Path]:
+        """The checkpoints, newest first, and the key snapshots of later steps."""
+        found = [*reversed(list_steps(self.checkpoints).items()), *list_steps(self.snapshots, ".safetensors").items()]
+        return [place for at, place in found if at > step]
 
     def clear_left_overs(self) -> None:
         """Remove what killed processes have left half-written; only with the folder claimed."""
@@ -289,11 +290,6 @@ def list_steps(folder: Path, suffix: str = "") -> dict[int, Path]:
     pattern = re.compile(r"step-(0|[1-9]\d{0,17})" + re.escape(suffix))
     steps = sorted(int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name)))
     return {step: inside(folder.parent, f"{folder.name}/step-{step}{suffix}") for step in steps}
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    return list(list_steps(folder).values())
 
 
 def read_state_file(place: Path) -> dict[str, Any]:

@@ -136,10 +136,7 @@ class Run:
         found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
         source = f"{split} split" if data is None else str(data)
         if not isfinite(found.loss):
-            raise FailureError(
-                f"{str(self.path)!r} at step {self.step} gives no number on {source} (its loss is {found.loss}); use "
-                "an earlier checkpoint"
-            )
+            raise FailureError(f"{self.path} gives no number on {source} (nan or infinity); use an earlier checkpoint")
         record = {"run": str(self.path), "step": self.step, "data": source, "adapt": adapt} | found.to_dict()
         if own is not None and trigram:
             from some_moe.metrics.trigram import Trigram
