@@ -88,6 +88,7 @@ def run(words: list[str], cwd: Path, cache: Path, attack: Attack | None = None, 
     """Run one command in a child within `cwd`. labels: where to keep what moments it has."""
     attack = attack or Attack()
     log = cwd.with_name(f"{cwd.name}.log")
+    log.touch()  # a child may be killed before it opens it
     reading, writing = os.pipe()
     started = time.monotonic()
     child = os.fork()
