@@ -8,7 +8,7 @@ import pytest
 import some_moe
 
 ROOT = Path(some_moe.__file__).parent
-LEAVES = {"config", "errors", "hashing", "layout", "memory", "precision", "sampling", "system"}
+LEAVES = {"config", "environment", "errors", "hashing", "layout", "memory", "precision", "sampling", "system"}
 CORE = {"config", "data", "experts", "model", "metrics", "training"}
 # Which rooms a room may import. `fast` stands nowhere: two places bring it in, see BRINGS_FAST.
 ALLOWED = {
@@ -17,6 +17,7 @@ ALLOWED = {
     "hashing": set(),
     "sampling": {"errors"},
     "layout": set(),
+    "environment": {"system", "__version__"},
     "memory": {"config"},
     "precision": set(),
     "config": {"errors", "system"},
@@ -29,15 +30,17 @@ ALLOWED = {
     "sinks": LEAVES,
     "training": LEAVES | {"data", "experts", "model", "metrics", "parallel", "sinks"},
     "fast": LEAVES | {"data", "experts", "model", "metrics", "training"},
+    "growth": LEAVES | {"data", "experts", "model", "sinks", "training"},
     "glass": LEAVES | {"stories", "data", "experts", "model", "metrics", "training", "lab"},
     "lab": LEAVES | {"data", "experts", "model", "metrics", "training"},
-    "commands": LEAVES | CORE | {"parallel", "glass", "lab", "cli", "api"},
+    "commands": LEAVES | CORE | {"parallel", "growth", "glass", "lab", "cli", "api"},
     "cli": LEAVES,  # commands are named in a table, and imported when one of them runs
     "__main__": {"cli"},
     "api": LEAVES | {"data", "training", "parallel", "sinks", "lab"},
-    "__init__": LEAVES | {"api", "glass", "model", "training"},
+    "__init__": LEAVES | {"api", "glass", "growth", "model", "training"},
 }
 BRINGS_FAST = {"training/machine.py", "__init__.py"}
+BRINGS_GROWTH = {"training/runs.py"}  # a run with branches is opened as any other
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -68,6 +71,8 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         target = name.split(".")[1]
         if target == "fast" and path.relative_to(ROOT).as_posix() in BRINGS_FAST:
             continue
+        if target == "growth" and path.relative_to(ROOT).as_posix() in BRINGS_GROWTH:
+            continue
         assert target == room or target in ALLOWED[room], f"{room} must not import {name}"
 
 
@@ -93,12 +98,14 @@ BUDGETS = {
     "sinks": 110,
     "fast": 4_400,
     "stories": 410,
+    "growth": 800,
     "glass": 4_800,
     "lab": 3_350,
-    "commands": 1_000,
-    "cli": 330,
+    "commands": 1_100,
+    "cli": 335,
     "api": 170,
-    "layout": 160,
+    "layout": 180,
+    "environment": 50,
     "hashing": 100,
     "sampling": 60,
     "errors": 110,
@@ -108,7 +115,7 @@ BUDGETS = {
     "__init__": 60,
     "__main__": 20,
 }
-CORE_BUDGET, ALL_BUDGET = 6_000, 23_000
+CORE_BUDGET, ALL_BUDGET = 6_000, 24_500
 
 
 def count_lines(rooms: set[str]) -> int:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
     from some_moe.fast import accelerate
     from some_moe.glass.api import analyze, report, trace
+    from some_moe.growth.api import grow, merge, prune
     from some_moe.model.layer import SomeLayer
     from some_moe.model.transformer import SomeLM
     from some_moe.training.runs import load
@@ -22,6 +23,9 @@ _HOMES = {
     "trace": "some_moe.glass.api",
     "report": "some_moe.glass.api",
     "train": "some_moe.api",
+    "grow": "some_moe.growth.api",
+    "merge": "some_moe.growth.api",
+    "prune": "some_moe.growth.api",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
     "DataConfig": "some_moe.config",
@@ -38,7 +42,10 @@ __all__ = [
     "TrainConfig",
     "accelerate",
     "analyze",
+    "grow",
     "load",
+    "merge",
+    "prune",
     "report",
     "trace",
     "train",

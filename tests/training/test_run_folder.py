@@ -15,11 +15,11 @@ import torch
 import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config import base as base_module
+from some_moe.environment import describe_program
 from some_moe.sinks.display import Display
 from some_moe.system import processes
 from some_moe.training import checkpoint as checkpoint_module
 from some_moe.training import run_folder as run_folder_module
-from some_moe.training.environment import describe_program
 from some_moe.training.loop import Trainer, resume, start, train
 from some_moe.training.run_folder import RunFolder, read_log
 from tests.shared.tiny import A1, TINY

@@ -3,12 +3,12 @@
 import pytest
 
 from some_moe.config import TrainConfig
-from some_moe.training.schedule import rate_share, top_k_at
+from some_moe.training.schedule import rate_at, top_k_at
 
 
 def test_rate_rises_in_a_line_and_falls_along_a_half_cosine() -> None:
-    config = TrainConfig(warmup=0.1, min_rate_share=0.2)
-    shares = [rate_share(step, 101, config) for step in range(101)]
+    config = TrainConfig(learning_rate=1.0, warmup=0.1, min_rate_share=0.2)
+    shares = [rate_at(step, 101, config) for step in range(101)]
     assert shares[0] == pytest.approx(0.1)
     assert shares[9] == pytest.approx(1.0)
     assert shares[10] == pytest.approx(1.0)
@@ -18,8 +18,8 @@ def test_rate_rises_in_a_line_and_falls_along_a_half_cosine() -> None:
 
 
 def test_no_warmup_starts_at_the_top() -> None:
-    assert rate_share(0, 100, TrainConfig(warmup=0)) == 1.0
-    assert rate_share(0, 1, TrainConfig(warmup=0)) == 1.0
+    assert rate_at(0, 100, TrainConfig(warmup=0)) == TrainConfig().learning_rate
+    assert rate_at(0, 1, TrainConfig(warmup=0)) == TrainConfig().learning_rate
 
 
 def test_experts_a_token_start_at_one_and_climb_to_top_k() -> None:

@@ -160,7 +160,7 @@ def _within(least: int, value: int, most: int, flag: str) -> int:
 
 def _start_report(kind: str, arguments: list[str], options: Any, device: Any) -> dict[str, Any]:
     """What was run, when, and on what. A file that cannot be written is refused before anything is measured."""
-    from some_moe.training.environment import describe_device, describe_environment
+    from some_moe.environment import describe_device, describe_environment
 
     for flag, name in (("--json", options.json), ("--markdown", options.markdown)):
         if name is not None and Path(name).is_dir():

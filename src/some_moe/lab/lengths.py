@@ -16,10 +16,10 @@ import numpy as np
 from some_moe.config import RunConfig
 from some_moe.data.batches import Rows
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from some_moe.environment import describe_program
 from some_moe.lab.jobs import hide_place
 from some_moe.memory import refuse_too_large
 from some_moe.model.transformer import SomeLM
-from some_moe.training.environment import describe_program
 from some_moe.training.evaluate import evaluate, evaluation_batches
 from some_moe.training.machine import choose_machine
 from some_moe.training.runs import load

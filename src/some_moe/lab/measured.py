@@ -7,11 +7,11 @@ from typing import Any
 
 from some_moe.config import ConfigError
 from some_moe.data.dataset import prepare
+from some_moe.environment import describe_program
 from some_moe.lab.jobs import Job, hide_place
 from some_moe.lab.scaling import Schedule
 from some_moe.system.files import write_whole
 from some_moe.system.reading import read_object
-from some_moe.training.environment import describe_program
 from some_moe.training.run_folder import RunFolder, drop_nan, read_log
 
 Record = dict[str, Any]

@@ -260,5 +260,6 @@ class SomeLM(nn.Module):
     def count_parameters(self) -> tuple[int, int]:
         """Return (trainable, total): frozen experts count in the total; keys, being buffers, in neither."""
         trainable = sum(p.numel() for p in self.parameters() if p.requires_grad)
-        frozen = sum(stack.numel() for library in self.libraries for stack in library.stacks() if not library.trained)
-        return trainable, trainable + frozen
+        stacks = (stack for library in self.libraries for stack in library.stacks())
+        frozen = sum(stack.numel() for stack in stacks if not isinstance(stack, nn.Parameter))
+        return trainable, sum(p.numel() for p in self.parameters()) + frozen

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -131,6 +131,38 @@ class Environment(Record):
     command: str = ""
 
 
+class Branch(Record):
+    """Experts that were grown on one text: so many in every layer."""
+
+    name: str
+    experts: Annotated[int, Field(ge=1, le=1 << 20)]
+    trainability: Literal["full", "lora"]
+    lora_rank: Annotated[int, Field(ge=1, le=1 << 16)] = 8
+
+
+class Favour(Record):
+    """What a favour would give: losses on the new text and on the kept one, and the shares that branches serve."""
+
+    favour: Number
+    new_loss: Number
+    kept_loss: Number
+    new_share: Number
+    kept_share: Number
+
+
+class Grown(Record):
+    """grown.json: what a run with branches takes from its base."""
+
+    base: str  # the base's folder, seen from this one
+    base_step: Count
+    base_digest: str
+    branches: list[Branch]
+    favour: Number = 0.0  # added to the selection bias of every branch
+    merged: bool = False  # put together from other runs, and not trained
+    kept: str = ""  # what the sharing was set on
+    curve: list[Favour] = []
+
+
 class State(Record):
     """state.json of a checkpoint: how far the run had come."""
 
@@ -162,7 +194,7 @@ class Decision(Record):
 
 SCHEMAS: dict[str, type[Record]] = {
     "result.json": Result, "env.json": Environment, "state.json": State, "metrics.jsonl": Metrics,
-    "samples.jsonl": Sample, ".resume.json": Decision,
+    "samples.jsonl": Sample, ".resume.json": Decision, "grown.json": Grown,
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from some_moe.errors import INTERRUPTED
 from some_moe.hashing import derive_key
 from some_moe.memory import refuse_too_large
 from some_moe.metrics.usage import gini
+from some_moe.model.transformer import SomeLM
 from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
 from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
@@ -33,6 +34,7 @@ from some_moe.training.generation import stream_text
 from some_moe.training.machine import Machine, choose_machine
 from some_moe.training.result import epoch_record, make_result
 from some_moe.training.run_folder import RunFolder
+from some_moe.training.runs import open_branches
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
 
@@ -61,8 +63,15 @@ class Trainer:
     """One run from its config to its result; in a process group, every process has one, and they go in step."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, display: Display, tokenizer: Tokenizer | None, group: ProcessGroup
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        display: Display,
+        tokenizer: Tokenizer | None,
+        group: ProcessGroup,
+        model: SomeLM | None = None,
     ) -> None:
+        """model: one that was made already, of which a part learns."""
         self.config, self.folder, self.display, self.group = config, folder, display, group
         self.machine: Machine = choose_machine(config.train, group)
         rows_a_step = config.rows_a_step
@@ -87,7 +96,7 @@ class Trainer:
         self.total_steps = config.count_steps(self.batches.num_rows)
         longest = int(self.dataset.train.lengths.max())
         refuse_too_large(config, self.machine.device, training=True, longest=longest)
-        self.model = self.machine.make_model(config)
+        self.model = self.machine.make_model(config) if model is None else self.machine.adopt(model)
         self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
         self.optimizer = self.stepper.optimizer
         self.libraries = checkpoint.describe_libraries(self.model)
@@ -361,19 +370,29 @@ class Trainer:
 
 
 def start(
-    config: RunConfig, folder: RunFolder, display: Display, init_from: Path | None = None, group: ProcessGroup = SINGLE
+    config: RunConfig,
+    folder: RunFolder,
+    display: Display,
+    init_from: Path | None = None,
+    group: ProcessGroup = SINGLE,
+    *,
+    grown: tuple[SomeLM, dict[str, Any]] | None = None,
 ) -> Trainer:
-    """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with."""
+    """Begin a new run in an empty folder; init_from is a checkpoint whose weights and keys it starts with.
+
+    grown: a model with branches to start with, and its grown.json; init_from is then its base.
+    """
     folder.refuse_if_used()
+    model, record = grown or (None, None)
     tokenizer = None if init_from is None else RunFolder(init_from.parent.parent).read_tokenizer()
-    if init_from is not None:
+    if init_from is not None and model is None:
         checkpoint.refuse_other_model(init_from, config)
-    trainer = Trainer(config, folder, display, tokenizer, group)
-    if init_from is not None:
+    trainer = Trainer(config, folder, display, tokenizer, group, model)
+    if init_from is not None and model is None:
         checkpoint.load_model(init_from, trainer.model)
     trainer.verify_group()
     with folder.claim(), folder.writing():
-        folder.create(trainer.dataset.tokenizer.to_json(), group.describe(trainer.machine.describe()))
+        folder.create(trainer.dataset.tokenizer.to_json(), group.describe(trainer.machine.describe()), record)
         if init_from is not None:
             trainer.save()  # a run that dies early begins again with these weights, not with the seed's
         folder.write_config(config)
@@ -400,9 +419,10 @@ def resume(
         saved = folder.read_config()
         config = config or saved
         changes = [] if place is None else checkpoint.list_changes(place, config, saved, accepted)
-        if place is not None:
+        model = open_branches(folder.path, learns=True)
+        if place is not None and model is None:
             checkpoint.refuse_other_model(place, config)
-        trainer = Trainer(config, folder, display, folder.read_tokenizer(), group)
+        trainer = Trainer(config, folder, display, folder.read_tokenizer(), group, model)
         state = None if place is None else trainer.restore(place)
         if changes:
             trainer.accept(changes)

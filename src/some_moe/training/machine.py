@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from some_moe.config import ConfigError, RunConfig, TrainConfig
+from some_moe.environment import describe_device
 from some_moe.model.transformer import SomeLM
 from some_moe.parallel.process_group import SINGLE, ProcessGroup
-from some_moe.training.environment import describe_device
 from some_moe.training.optim import Optimizer, make_optimizer
 from some_moe.training.step import Stepper
 

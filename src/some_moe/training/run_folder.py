@@ -31,8 +31,16 @@ __all__ = ["RunFolder", "drop_nan", "find_checkpoint", "find_run", "list_steps",
 LOGS = ("metrics.jsonl", "samples.jsonl")
 LOCK = ".run.lock"
 DECISION = ".resume.json"
-OWNED = {*LOGS, DECISION, "config.yaml", "tokenizer.json", "env.json", "result.json"}  # what training alone writes
-BEFORE_CONFIG = {LOCK, "tokenizer.json", "env.json", "checkpoints"}  # what is made before config.yaml
+BEFORE_CONFIG = {LOCK, "tokenizer.json", "env.json", "grown.json", "checkpoints"}  # what is made before config.yaml
+OWNED = {
+    *LOGS,
+    DECISION,
+    "config.yaml",
+    "tokenizer.json",
+    "env.json",
+    "grown.json",
+    "result.json",
+}  # written by training
 CURE = "remove that folder to use the checkpoint before it, or restore it"
 
 
@@ -166,15 +174,17 @@ class RunFolder:
             kind = FailureError if error.errno in MACHINE else ConfigError
             raise kind(f"the output folder {self!r} cannot be written ({error.strerror or error}); {cure}") from None
 
-    def create(self, tokenizer_json: str, device: str) -> None:
-        """Write what comes before config.yaml into a folder that was claimed."""
-        from some_moe.training.environment import command_line, describe_environment
+    def create(self, tokenizer_json: str, device: str, grown: dict[str, Any] | None = None) -> None:
+        """Write what comes before config.yaml into a folder that was claimed; grown: what it takes from its base."""
+        from some_moe.environment import command_line, describe_environment
 
         self.refuse_if_used()  # another process may have begun here since the first look
         self.cut_back(-1)
         self.clear_left_overs()
         write_whole(self.tokenizer_file, tokenizer_json)
         write_whole(self.path / "env.json", json.dumps(describe_environment(command_line(), device), indent=1))
+        if grown is not None:
+            write_whole(self.path / "grown.json", json.dumps(grown, indent=1))
 
     def write_config(self, config: RunConfig) -> None:
         """Let the run have begun: from here on it can be resumed."""

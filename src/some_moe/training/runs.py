@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config.run import WITHOUT_EFFECT
 from some_moe.errors import FailureError, in_a_sentence
-from some_moe.layout import format_number
+from some_moe.layout import draw_losses, format_number
 from some_moe.memory import refuse_too_large
 from some_moe.training.run_folder import RunFolder, read_log, read_state_file
 
@@ -24,10 +24,18 @@ class Run:
     """What `train` and `load` return. Its parts are read when they are first asked for."""
 
     def __init__(
-        self, path: Path, config: RunConfig, *, checkpoint: str = "best", device: str = "cpu", **at_hand: Any
+        self,
+        path: Path,
+        config: RunConfig,
+        *,
+        checkpoint: str = "best",
+        device: str = "cpu",
+        base: str | Path | None = None,
+        favour: float | None = None,
+        **at_hand: Any,
     ) -> None:
         """at_hand: parts that need not be read: tokenizer, model, step or result."""
-        self.path, self.config = path, config
+        self.path, self.config, self._branches = path, config, {"base": base, "favour": favour}
         self._folder, self._checkpoint, self._device = RunFolder(path), checkpoint, device
         self.__dict__.update(at_hand)
 
@@ -70,9 +78,11 @@ class Run:
             for chosen in ("checkpoint", "step"):
                 self.__dict__.pop(chosen, None)
         config = self.config
-        refuse_other_model(self.checkpoint, config)
         refuse_too_large(config, self._device, training=False)
-        model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)
+        model = open_branches(self.path, device=self._device, **self._branches)
+        if model is None:
+            refuse_other_model(self.checkpoint, config)
+            model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)
         load_model(self.checkpoint, model)
         return model.eval()
 
@@ -131,7 +141,7 @@ class Run:
                 texts = [*corpus.train, *corpus.valid, *corpus.test]
             else:
                 texts = [text for part in read_path(data, config.data).values() for text in part]
-            rows = encode_rows(texts, tokenizer, config.data.seq_len, split=config.data.long == "split")
+            rows = encode_rows(texts, tokenizer, config.data.seq_len, split=True)
         model = machine.adopt(model)
         found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
         source = f"{split} split" if data is None else str(data)
@@ -173,26 +183,33 @@ class Run:
     def _repr_html_(self) -> str:
         """The same for a notebook, all text escaped, with the training loss as a line."""
         points = [(line["step"], line["train_loss"]) for line in self.metrics if "train_loss" in line]
-        if len(points) < 2:
-            return f"<pre>{escape(repr(self))}</pre>"
-        last, low, high = points[-1][0], min(loss for _, loss in points), max(loss for _, loss in points)
-        scale = 150 / ((high - low) or 1.0)
-        line = " ".join(f"{480 * step / last:.1f},{scale * (high - loss):.1f}" for step, loss in points)
-        title = f"training loss over {last:,} steps, from {points[0][1]:.4f} to {points[-1][1]:.4f}"
-        curve = f'<polyline points="{line}" fill="none" stroke="#0072b2"/>'
-        return f'<pre>{escape(repr(self))}</pre><svg width="480" height="150"><title>{title}</title>{curve}</svg>'
+        return f"<pre>{escape(repr(self))}</pre>{draw_losses(points)}"
 
 
 @in_a_sentence()
-def load(path: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Run:
-    """Open a run folder with the model of its best, last or a named checkpoint (step-N), ready to use."""
+def load(
+    path: str | Path,
+    *,
+    checkpoint: str = "best",
+    device: str = "cpu",
+    base: str | Path | None = None,
+    favour: float | None = None,
+) -> Run:
+    """Open a run folder with the model of its best, last or a named checkpoint (step-N), ready to use.
+
+    Of a run with branches, base: where its base is now, if it was moved; favour: how readily branches are chosen.
+    """
     folder = RunFolder(path)
-    run = Run(folder.path, folder.read_config(), checkpoint=checkpoint, device=device)
+    config = folder.read_config()
+    run = Run(folder.path, config, checkpoint=checkpoint, device=device, base=base, favour=favour)
     run.checkpoint  # noqa: B018 - one that is not there is refused now
     return run
 
 
-def default_device() -> str:
-    import torch
+def open_branches(path: Path, **options: Any) -> "SomeLM | None":
+    """The model of a run that was grown or merged, its base's part loaded; None for any other run."""
+    if not (path / "grown.json").exists():
+        return None
+    from some_moe.growth.opening import open_model
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return open_model(path, **options)

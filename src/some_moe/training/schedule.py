@@ -5,19 +5,14 @@ import math
 from some_moe.config import TrainConfig
 
 
-def rate_share(step: int, total_steps: int, config: TrainConfig) -> float:
-    """The learning rate at a step, as a share of the highest: a line up, then a half cosine down."""
+def rate_at(step: int, total_steps: int, config: TrainConfig) -> float:
+    """The learning rate at a step: a line up, then a half cosine down."""
     warmup_steps = round(config.warmup * total_steps)
     if step < warmup_steps:
-        return (step + 1) / warmup_steps
+        return config.learning_rate * ((step + 1) / warmup_steps)
     progress = (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps)
     fall = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-    return config.min_rate_share + (1 - config.min_rate_share) * fall
-
-
-def rate_at(step: int, total_steps: int, config: TrainConfig) -> float:
-    """The learning rate at a step."""
-    return config.learning_rate * rate_share(step, total_steps, config)
+    return config.learning_rate * (config.min_rate_share + (1 - config.min_rate_share) * fall)
 
 
 def top_k_at(step: int, total_steps: int, top_k: int, config: TrainConfig) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from some_moe.config import ModelConfig, RunConfig
+from some_moe.environment import describe_device
 from some_moe.errors import is_out_of_memory
 from some_moe.experts.grouped import ALIGNMENT
 from some_moe.lab.bench.problem import Judge, Problem, make_problem, make_weights, trained_tensors
@@ -24,7 +25,6 @@ from some_moe.lab.bench.shapes import PEAK_FLOPS, layer_flops
 from some_moe.lab.bench.timing import Call, Clock, UnrecordableError, first_line, record, time_in_turns, wait_for
 from some_moe.lab.bench.variants import Mix, UnavailableError, Variant
 from some_moe.metrics.usage import count_selections, summarize_usage
-from some_moe.training.environment import describe_device
 
 Row = dict[str, Any]
 SIZES = ("d_model", "d_ffn", "num_experts", "top_k")

@@ -1,0 +1,96 @@
+"""Where new experts are found: keys among the base's queries on a text, and how readily they are chosen.
+
+Shapes: T tokens, E experts of the base, N new ones, D model width.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from some_moe.config import RunConfig
+from some_moe.data.batches import Batches, Rows
+from some_moe.data.tokenizer import BOS, EOS
+from some_moe.model.layer import SomeLayer
+from some_moe.model.transformer import SomeLM
+from some_moe.training.evaluate import evaluation_batches, forward
+from some_moe.training.generation import generate_tokens
+
+ROUNDS = 12  # of k-means
+MOST_TOKENS = 65_536  # whose queries are looked at
+WRITTEN_ROWS = 64  # of text that the base writes itself
+
+
+@torch.no_grad()
+def collect_queries(model: SomeLM, rows: Rows, config: RunConfig) -> list[Tensor]:
+    """The queries (T, D) of a text as each layer's keys meet them, one tensor a layer."""
+    found: list[list[Tensor]] = [[] for _ in model.layers]
+    num = 0
+    device = model.embedding.weight.device
+    shuffled = Batches(
+        rows, evaluation_batches(rows, config).config, rows_a_step=config.data.batch_size, seed=0, keep_partial=True
+    )
+    for batch in shuffled.epoch(0):
+        batch = batch.to(device)
+        for layer, kept, routing in zip(model.layers, found, forward(model, batch, config).routings, strict=True):
+            assert routing.query is not None
+            assert layer.state is not None
+            query = routing.query[batch.real].float()
+            kept.append(query if layer.state.query_mean is None else query - layer.state.query_mean)
+        num += batch.num_real
+        if num >= MOST_TOKENS:
+            break
+    return [torch.cat(queries)[:MOST_TOKENS] for queries in found]
+
+
+def spread_keys(queries: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Spherical k-means: `count` unit vectors (N, D) among queries (T, D), each the mean direction of those it is
+    nearest to. The first is drawn, each further one far from those before it."""
+    points = F.normalize(queries, dim=-1)
+    chosen = [int(torch.randint(len(points), (1,), generator=generator))]
+    far = 1 - points @ points[chosen[0]]
+    for _ in range(count - 1):
+        weights = far.clamp(min=0).double().cpu()
+        drawn = torch.multinomial(weights, 1, generator=generator) if weights.sum() > 0 else torch.zeros(1)
+        chosen.append(int(drawn))
+        far = torch.minimum(far, 1 - points @ points[chosen[-1]])
+    keys = points[chosen].clone()
+    for _ in range(ROUNDS):
+        nearest = (points @ keys.T).argmax(-1)
+        total = F.one_hot(nearest, count).to(points.dtype).T @ points
+        keys = torch.where(total.norm(dim=-1, keepdim=True) > 0, F.normalize(total, dim=-1), keys)
+    return keys
+
+
+def score_experts(layer: SomeLayer, queries: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
+    """What a token's last choice of the base scores (T,), and what the best new expert does (T,), without its bias."""
+    assert layer.key_router is not None
+    state = layer.key_router.state
+    scores = layer.key_router.score(queries)
+    old = scores[:, :num_old] + state.bias[:num_old]
+    return old.topk(layer.model.top_k, dim=-1).values[:, -1], scores[:, num_old:].max(-1).values
+
+
+@torch.no_grad()
+def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float) -> float:
+    """The bias of new experts at which they are chosen for that share of the tokens of queries (T, D)."""
+    last, best = score_experts(layer, queries, num_old)
+    return float((last - best).double().quantile(share))
+
+
+@torch.no_grad()
+def write_rows(model: SomeLM, length: int, seed: int, vocab_size: int) -> Rows:
+    """Text that the model writes itself, drawn as it finds likely: WRITTEN_ROWS rows of at most `length` tokens."""
+    device = model.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    prompt = torch.full((WRITTEN_ROWS, 1), BOS, device=device)
+    drawn = generate_tokens(model, prompt, length, stop=EOS, generator=generator, temperature=1.0, top_p=1.0)
+    rows = torch.cat([prompt, torch.stack(list(drawn), 1)], 1).clamp(max=vocab_size - 1).cpu().numpy()
+    return join_rows(row[: list(row).index(EOS) + 1] if EOS in row else row for row in rows)
+
+
+def join_rows(rows: Iterable[np.ndarray]) -> Rows:
+    kept = [row.astype(np.uint16) for row in rows]
+    return Rows(np.concatenate(kept), np.cumsum([0, *map(len, kept)]))
