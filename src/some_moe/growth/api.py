@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -72,6 +73,9 @@ def grow(
         return _finish(loop.resume(folder, display, folder.newest_checkpoint()), keep, display)
     if data is None:
         raise ConfigError("a branch grows on a text; give a file or a folder with --data")
+    if not 0 < share < 1:
+        raise ConfigError(f"--share {share} is out of range; use more than 0 and less than 1")
+    refuse_favour(favour)
     folder.refuse_if_used()
     branch = make_branch(folder.path.resolve().name, experts, trainability, lora_rank)
     base = load(run)
@@ -99,6 +103,11 @@ def grow(
     return _finish(trainer, keep, display)
 
 
+def refuse_favour(favour: float) -> None:
+    if not math.isfinite(favour):
+        raise ConfigError(f"--favour {favour} is no number; use one such as -1 or 0.5")
+
+
 def make_branch(name: str, experts: int, trainability: str, lora_rank: int) -> Branch:
     if trainability not in ("full", "lora"):
         raise ConfigError(f"--trainability {trainability!r} is unknown; use full or lora")
@@ -118,6 +127,10 @@ def refuse_unfit(base: Run) -> None:
         how = f"ffn: {model.ffn}" if model.ffn != "some" else f"router: {model.router}"
         raise ConfigError(
             f"{str(base.path)!r} has no keys that could be added to ({how}); grow a run of router: gravity"
+        )
+    if model.top_k == 1:  # its gate is the share among all experts
+        raise ConfigError(
+            f"{str(base.path)!r} has top_k 1, where new experts change old gates; grow a run of top_k 2 or more"
         )
     for study in ("shared_down", "gains"):
         if getattr(model, study):
@@ -298,6 +311,7 @@ def merge(runs: Sequence[str | Path], out: str | Path, *, base: str | Path | Non
 
     runs: grown or merged ones, all of one base. base: where that is now, if it was moved.
     """
+    refuse_favour(favour)
     paths = [Path(run) for run in runs]
     if not paths:
         raise ConfigError("nothing to merge; give the folders of one or more grown runs")

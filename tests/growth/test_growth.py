@@ -1,0 +1,281 @@
+"""Branches: nothing of the base changes, their order is of no account, and what is taken out leaves no trace."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import some_moe
+from some_moe.cli import main
+from some_moe.config import ConfigError, TrainingStoppedError
+from some_moe.growth import api
+from some_moe.growth.library import BranchedLibrary
+from some_moe.growth.opening import read_grown
+from some_moe.sinks.display import Display
+from some_moe.training.runs import Run
+from tests.shared.tiny import A1, TINY
+from tests.shared.typed import listing, refused
+
+KINDS: dict[str, dict[str, Any]] = {
+    "frozen": {},
+    "full": {"model.trainability": "full", "model.score": "cosine"},
+    "lora": {"model.trainability": "lora", "model.lora_rank": 2},
+    "odd": {"model.center_queries": True, "gravity.key_ema": 0.5, "model.grounding": 0.1,
+            "model.init_method": "orthogonal"},
+    "gradient-keys": {"model.router": "learned", "gravity.use_alpha": False, "gravity.use_beta": False,
+                      "gravity.use_delta": False},
+}  # fmt: skip
+FEW = {"experts": 3, "steps": 6, "changes": {"data.batch_size": 4}, "display": False}
+
+
+def write_sums(path: Path, seed: int, sign: str) -> Path:
+    draw = Random(seed)
+    numbers = [(draw.randrange(99), draw.randrange(99)) for _ in range(60)]
+    path.write_text("\n\n".join(f"{a} {sign} {b} is what we are to find; we write {b} below {a}." for a, b in numbers))
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base of every kind, and a branch on each of two texts for the first of them."""
+    path = tmp_path_factory.mktemp("growth")
+    os.environ["SOME_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")
+    for kind, changes in KINDS.items():
+        some_moe.train(A1.config.override(TINY | changes), out=path / kind, display=False)
+    for name, sign in (("plus", "+"), ("minus", "-")):
+        write_sums(path / f"{name}.txt", 0, sign)
+        trainability = "full" if name == "plus" else "lora"
+        some_moe.grow(path / "frozen", path / f"{name}.txt", path / name, trainability=trainability, **FEW)
+    return path
+
+
+def logits_of(run: Run) -> Tensor:
+    tokens = torch.randint(0, 400, (3, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return run.model(tokens).logits
+
+
+def weights_in(run: Path) -> bytes:
+    return (some_moe.load(run).checkpoint / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_base_changes(place: Path, tmp_path: Path, kind: str) -> None:
+    before = listing(place / kind)
+    grown = some_moe.grow(place / kind, place / "plus.txt", tmp_path / "grown", **FEW)
+    assert listing(place / kind) == before
+    old, new = some_moe.load(place / kind).model, some_moe.load(grown.path).model
+    names = [name for name, _ in old.named_parameters() if ".library." not in name and ".keys" not in name]
+    assert len(names) > 20
+    for name in names:
+        assert torch.equal(old.get_parameter(name), new.get_parameter(name)), name
+    for a, b in zip(old.layers, new.layers, strict=True):
+        assert isinstance(b.library, BranchedLibrary)
+        assert a.state is not None
+        assert b.state is not None
+        for name, value in a.state.state_dict().items():
+            now = getattr(b.state, name)
+            assert torch.equal(value, now[: len(value)] if value.dim() else now), name
+        joined = b.library.weights()
+        if kind != "lora":  # whose update is folded into the matrices
+            for name, stack in zip(a.library.matrices(), a.library.stacks(), strict=True):
+                assert torch.equal(stack, getattr(joined, name)[:8])
+    unused = logits_of(some_moe.load(grown.path, favour=-1e9))
+    assert torch.allclose(unused, logits_of(some_moe.load(place / kind)), atol=2e-6)
+    assert not torch.equal(unused, logits_of(some_moe.load(grown.path, favour=1e9)))
+
+
+def test_a_branch_learns_its_text_and_says_so(place: Path) -> None:
+    run = some_moe.load(place / "plus")
+    base = some_moe.load(place / "frozen").evaluate(data=place / "plus.txt", device="cpu")["loss"]
+    assert run.evaluate(data=place / "plus.txt", device="cpu")["loss"] < base
+    assert run.result is not None
+    new = 3 * (2 * 32 * 32 + 32 + 32) * 2
+    assert run.result["trainable_parameters"] == new
+    assert run.result["total_parameters"] == new + sum(some_moe.load(place / "frozen").model.count_parameters()[1:])
+    grown = read_grown(run.path)
+    assert [branch.name for branch in grown.branches] == ["plus"]
+    shares = [point.new_share for point in grown.curve]
+    assert shares == sorted(shares)
+    assert [point.favour for point in grown.curve] == list(api.FAVOURS)
+
+
+def test_what_is_saved_is_the_branch_alone(place: Path) -> None:
+    for name, parts in (
+        ("plus", {"up", "up_bias", "down", "down_bias"}),
+        ("minus", {"up_in", "up_out", "down_in", "down_out"}),
+    ):
+        saved = load_file(some_moe.load(place / name).checkpoint / "model.safetensors")
+        assert {key.rpartition(".")[2] for key in saved if ".library." in key} == parts | {"near"}
+        assert not [key for key in saved if ".library." not in key and ".state." not in key]
+
+
+def test_the_order_of_merging_is_of_no_account(place: Path, tmp_path: Path) -> None:
+    one = some_moe.merge([place / "plus", place / "minus"], tmp_path / "one")
+    other = some_moe.merge([place / "minus", place / "plus"], tmp_path / "other")
+    assert weights_in(one.path) == weights_in(other.path)
+    assert torch.equal(logits_of(one), logits_of(other))
+    rows = one.read_data().test
+    shares = api.served(one.model, rows, one.config)
+    assert len(shares) == 3
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_what_is_pruned_leaves_no_trace(place: Path, tmp_path: Path) -> None:
+    both = some_moe.merge([place / "plus", place / "minus"], tmp_path / "both")
+    left = some_moe.prune(both.path, "minus", tmp_path / "left")
+    never = some_moe.merge([place / "plus"], tmp_path / "never")
+    assert weights_in(left.path) == weights_in(never.path)
+    assert torch.equal(logits_of(left), logits_of(some_moe.load(place / "plus")))
+    again = some_moe.merge([left.path, place / "minus"], tmp_path / "again")  # merged ones too
+    assert weights_in(again.path) == weights_in(both.path)
+
+
+class Dying(Display):
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def advance(self, step: int) -> None:
+        if step == self.at:
+            raise DiedError
+
+
+class DiedError(BaseException):
+    """Stands for a process that is gone."""
+
+
+@pytest.mark.parametrize("trainability", ["full", "lora"])
+def test_growing_that_was_killed_ends_with_the_same_bits(place: Path, tmp_path: Path, trainability: str) -> None:
+    often = FEW | {"trainability": trainability, "changes": {"data.batch_size": 4, "train.save_every": 2}}
+    whole = some_moe.grow(place / "full", place / "plus.txt", tmp_path / "a" / "grown", **often)
+    for at in (1, 3, 5):
+        with pytest.raises(DiedError):
+            some_moe.grow(
+                place / "full",
+                place / "plus.txt",
+                tmp_path / "b" / "grown",
+                **often | {"display": Dying(at)},
+                resume=True,
+            )
+    again = some_moe.grow(place / "full", place / "plus.txt", tmp_path / "b" / "grown", **often, resume=True)
+    assert weights_in(whole.path) == weights_in(again.path)
+    old, new = (json.loads((run.path / "grown.json").read_text()) for run in (whole, again))
+    assert {**old, "base": ""} == {**new, "base": ""}
+
+
+def test_a_base_that_was_moved_is_found_by_name(place: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(place / "plus", tmp_path / "deep" / "plus"))
+    with pytest.raises(ConfigError, match=r"the base of '.*plus' is not at '.*frozen'; give its folder with --base"):
+        some_moe.load(copy).model  # noqa: B018
+    assert torch.equal(logits_of(some_moe.load(copy, base=place / "frozen")), logits_of(some_moe.load(place / "plus")))
+
+
+def change_base(place: Path, tmp_path: Path, change: Callable[[Path], object]) -> Run:
+    for name in ("frozen", "plus"):
+        shutil.copytree(place / name, tmp_path / name)
+    change(tmp_path / "frozen")
+    return some_moe.load(tmp_path / "plus")
+
+
+def test_a_base_that_was_changed_is_refused(place: Path, tmp_path: Path) -> None:
+    def change_a_weight(path: Path) -> None:
+        step = some_moe.load(path).checkpoint
+        weights = load_file(step / "model.safetensors")
+        save_file(weights | {"head.bias": weights["head.bias"] + 1e-7}, step / "model.safetensors")
+        state = json.loads((step / "state.json").read_text())
+        digest = hashlib.sha256((step / "model.safetensors").read_bytes()).hexdigest()
+        (step / "state.json").write_text(
+            json.dumps(state | {"hashes": state["hashes"] | {"model.safetensors": digest}})
+        )
+
+    def change_a_word(path: Path) -> None:
+        text = (path / "tokenizer.json").read_text()
+        (path / "tokenizer.json").write_text(text.replace("the", "teh", 1))
+
+    for number, change in enumerate((change_a_weight, change_a_word)):
+        changed = change_base(place, tmp_path / str(number), change)
+        with pytest.raises(ConfigError, match=r"is not the base that '.*' was grown on, or was changed since; restore"):
+            changed.model  # noqa: B018
+
+
+def test_bad_input_is_one_sentence_and_touches_nothing(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, plus, minus, text = (str(place / name) for name in ("frozen", "plus", "minus", "plus.txt"))
+    (tmp_path / "short.txt").write_text("Too short.")
+    short = str(tmp_path / "short.txt")
+    dense, single = {"model.ffn": "dense", "model.dense_width": 8}, {"model.top_k": 1}
+    for name, changes in (("dense", dense), ("single", single)):
+        some_moe.train(A1.config.override(TINY | changes | {"gravity.use_alpha": False, "gravity.use_beta": False,
+                       "gravity.use_delta": False}), out=tmp_path / name, display=False)  # fmt: skip
+    both = str(some_moe.merge([plus, minus], tmp_path / "both").path)
+    other = str(some_moe.grow(place / "full", text, tmp_path / "other", **FEW).path)
+    twin = str(shutil.copytree(plus, tmp_path / "twin"))
+    before, out = listing(tmp_path), str(tmp_path / "out")
+    for words, sentence in (
+        (("grow", base, "--out", out), "a branch grows on a text; give a file or a folder with --data"),
+        (("grow", base, "--data", short, "--out", out), "leaves no valid story"),
+        (
+            ("grow", base, "--data", text, "--out", out, "--experts", "0"),
+            "--experts 0 is out of range; use 1 to 65,536",
+        ),
+        (("grow", base, "--data", text, "--out", out, "--steps", "0"), "--steps 0 is out of range"),
+        (("grow", base, "--data", text, "--out", out, "--trainability", "half"), "--trainability 'half' is unknown"),
+        (("grow", base, "--data", text, "--out", out, "--model.top-k", "3"), "model.top_k is the base's and stays"),
+        (("grow", base, "--data", text, "--out", out, "--share", "2"), "--share 2.0 is out of range"),
+        (("grow", base, "--data", text, "--out", out, "--favour", "nan"), "--favour nan is no number"),
+        (("grow", plus, "--data", text, "--out", out), "has branches already; grow its base"),
+        (
+            ("grow", str(tmp_path / "dense"), "--data", text, "--out", out),
+            "has no keys that could be added to (ffn: dense)",
+        ),
+        (("grow", str(tmp_path / "single"), "--data", text, "--out", out), "has top_k 1"),
+        (("grow", base, "--data", text, "--out", plus), "is not empty"),
+        (("merge", plus, other, "--out", out), "was grown on another base than"),
+        (("merge", plus, plus, "--out", out), "is in"),
+        (("merge", plus, twin, "--base", base, "--out", out), "give each branch once"),
+        (("merge", both, plus, "--out", out), "the branch 'plus'"),
+        (("merge", base, "--out", out), "has no branches; give a run that `some grow` or `some merge` made"),
+        (("merge", plus, minus, "--out", plus), "is not empty"),
+        (("prune", both, "--branch", "none", "--out", out), "has no branch 'none'; it has minus, plus"),
+        (("prune", plus, "--branch", "plus", "--out", out), "is the only branch of"),
+        (("train", "--resume", both), "was merged, and is not trained"),
+    ):
+        assert sentence in refused(capsys, *words), words
+    assert listing(tmp_path) == before
+
+
+def test_the_commands_do_it(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, out = str(place / "frozen"), str(tmp_path / "grown")
+    few = ("--experts", "2", "--steps", "3", "--data.batch-size", "4")
+    assert main(["grow", base, "--data", str(place / "plus.txt"), "--out", out, *few]) == 0
+    assert "2 new experts in each of 2 layers" in capsys.readouterr().out
+    assert main(["merge", out, str(place / "minus"), "--out", str(tmp_path / "both")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'both'}: grown, minus\n"
+    assert main(["prune", str(tmp_path / "both"), "--branch", "grown", "--out", str(tmp_path / "left")]) == 0
+    for words in (["eval"], ["generate", "--max-tokens", "3"]):
+        assert main([words[0], str(tmp_path / "both"), *words[1:]]) == 0
+    assert main(["trace", str(tmp_path / "both"), "3 + 4", "--html", str(tmp_path / "page.html")]) == 0
+
+
+def test_interrupted_growing_names_the_command_that_goes_on(place: Path, tmp_path: Path) -> None:
+    class Stopping(Display):
+        def advance(self, step: int) -> None:
+            if step == 2:
+                os.kill(os.getpid(), 2)
+
+    with pytest.raises(
+        TrainingStoppedError, match=r"interrupted at step \d, which is saved; continue with: some train"
+    ):
+        some_moe.grow(place / "frozen", place / "plus.txt", tmp_path / "g", **FEW | {"display": Stopping()})
+    assert some_moe.train(resume=tmp_path / "g", display=False).result is not None
