@@ -97,3 +97,13 @@ def test_a_run_is_opened_looked_into_and_reported(
     assert said.count("goes on with") == 3
     assert "layer 1: gini" in said
     assert (run / "report.html").is_file()
+
+
+def test_branches_are_grown_and_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--documents", 120, "--steps", 4, "--branch-steps", 3, "--width", 16)
+    run_example("grow_and_merge.py", "--out", tmp_path / "out", *few)
+    said = capsys.readouterr().out
+    rows = re.findall(r"^(\w+) +([\d.]+) \((\d+)%\) +([\d.]+) \((\d+)%\) +([\d.]+) \((\d+)%\)$", said, re.MULTILINE)
+    assert [row[0] for row in rows] == ["base", "sums", "letters", "merged"]
+    assert rows[0][2::2] == ("0", "0", "0")
+    assert re.search(r"^sums: [\d.]+ MB beside the base's [\d.]+$", said, re.MULTILINE)

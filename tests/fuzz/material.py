@@ -32,7 +32,7 @@ QUEUE += [
 ]
 QUEUE += ["--train.max-steps=2", "--train.global-batch-tokens=null"]
 COMMANDS = ("train", "eval", "generate", "analyze", "trace", "report", "experiments list", "experiments show",
-            "experiments run", "experiments compare", "bench layer", "bench step")  # fmt: skip
+            "experiments run", "experiments compare", "bench layer", "bench step", "grow", "merge", "prune")  # fmt: skip
 CLOCKED = re.compile(r'"((?:compile_|tokens_per_)?seconds?)": [-+0-9.e]+')
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe"
@@ -67,6 +67,7 @@ def make_material(folder: Path, *, analyse: bool = True) -> None:
     say("train", "--preset", "smoke", "--out", "run", *settings)
     _make_queue()
     programs = _make_pages(analyse)
+    say("grow", "run", "--data", "source.txt", "--out", "branch", "--experts", "2", "--steps", "2")
     for file in Path().rglob("*.json*"):
         file.write_text(CLOCKED.sub(r'"\1": 0.25', file.read_text(encoding="utf-8")), encoding="utf-8")
     (folder / "run/env.json").write_text(json.dumps(ENVIRONMENT, indent=1), encoding="utf-8")
@@ -141,6 +142,8 @@ def _lay_out(folder: Path) -> None:
     for part in ("common", "finished", "half", "queue", "results/results", "sources/texts"):
         Path("parts", part).mkdir(parents=True)
     shutil.copytree("run", "parts/half/run", ignore=shutil.ignore_patterns("analysis", "result.json", "step-6"))
+    shutil.copytree("run", "parts/grown/run", ignore=shutil.ignore_patterns("analysis"))
+    shutil.move("branch", "parts/grown/branch")
     shutil.move("run", "parts/finished/run")
     for name in ("out", "results"):
         shutil.copytree(name, f"parts/queue/{name}")

@@ -86,6 +86,11 @@ INIT = [Command(words=("train", "--config", "run/config.yaml", "--init-from", "r
                 share=0.5, writes=("new/",))]  # fmt: skip
 AFRESH = [Command(words=("train", "--config", "run/config.yaml", "--out", "new", *ONE_STEP), writes=("new/",))]
 MODEL = EVAL + GENERATE + TRACE
+GROWN = [command("eval branch", 1, "grown"), command("generate branch --max-tokens 2", 1, "grown"),
+         command("merge branch --out both", 1, "grown", "both"),
+         command("train --resume branch", 0.5, "grown", "branch/"),
+         command("eval branch --data source.txt --favour 1", 1, "grown"),
+         command("report branch --no-analyze", 1, "grown", PAGES.replace("run/", "branch/"))]  # fmt: skip
 COMPARE = [command("experiments compare"), command("experiments compare --json"), command("experiments compare A1")]
 QUEUE = [
     Command(words=("experiments", "run", *material.QUEUE, "--dry-run", *more), part="queue")
@@ -438,6 +443,13 @@ TARGETS = [
     of_run("samples", 3, "samples.jsonl", AS_JSONL, RESUME + REPORT + GO_BACK),
     of_run("result", 7, "result.json", AS_JSON, FINISHED * 3 + REPORT + GO_BACK),
     of_run("env", 2, "env.json", AS_JSON, REPORT),
+    Target(name="grown", weight=4, damage=in_file("branch/grown.json", AS_JSON), commands=GROWN),
+    Target(
+        name="branch",
+        weight=4,
+        damage=in_file("branch/checkpoints/*/model.safetensors", AS_TENSORS, forge=True),
+        commands=GROWN,
+    ),
     of_run("tokenizer", 7, "tokenizer.json", AS_TOKENIZER, MODEL + RESUME + GO_BACK + REPORT + COLLECT),
     of_run("keys", 3, "keys/*", AS_TENSORS, REPORT + RESUME + GO_BACK),
     of_run("drawing", 0.1, "**/*.safetensors", AS_TENSORS, DRAW, needs=ANALYSIS, is_light=False, patience=60),

@@ -17,9 +17,9 @@ from torch import Tensor
 import some_moe
 from some_moe.cli import main
 from some_moe.config import ConfigError, TrainingStoppedError
-from some_moe.growth import api
 from some_moe.growth.library import BranchedLibrary
 from some_moe.growth.opening import read_grown
+from some_moe.growth.sharing import FAVOURS, score_texts, served
 from some_moe.sinks.display import Display
 from some_moe.training.runs import Run
 from tests.shared.tiny import A1, TINY
@@ -106,7 +106,7 @@ def test_a_branch_learns_its_text_and_says_so(place: Path) -> None:
     assert [branch.name for branch in grown.branches] == ["plus"]
     shares = [point.new_share for point in grown.curve]
     assert shares == sorted(shares)
-    assert [point.favour for point in grown.curve] == list(api.FAVOURS)
+    assert [point.favour for point in grown.curve] == list(FAVOURS)
 
 
 def test_what_is_saved_is_the_branch_alone(place: Path) -> None:
@@ -125,9 +125,12 @@ def test_the_order_of_merging_is_of_no_account(place: Path, tmp_path: Path) -> N
     assert weights_in(one.path) == weights_in(other.path)
     assert torch.equal(logits_of(one), logits_of(other))
     rows = one.read_data().test
-    shares = api.served(one.model, rows, one.config)
+    shares = served(one.model, rows, one.config)
     assert len(shares) == 3
     assert sum(shares) == pytest.approx(1)
+    first, second = score_texts(one, [place / "plus.txt", place / "minus.txt"], device="cpu")
+    assert list(first["shares"]) == ["base", "minus", "plus"]
+    assert first["loss"] == one.evaluate(data=place / "plus.txt", device="cpu")["loss"] != second["loss"]
 
 
 def test_what_is_pruned_leaves_no_trace(place: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from some_moe.layout import (
     wrap,
 )
 from some_moe.memory import format_bytes
+from some_moe.system.reading import clean
 
 Records = Sequence[dict[str, Any]]
 LAYERS = (
@@ -29,6 +30,13 @@ LAYERS = (
 )
 EPOCHS = number_columns(
     epoch="", step=",", train_loss=".4f", val_loss=".4f", perplexity=".2f", gini=".3f", entropy_bits=".3f"
+)
+TEXTS = (
+    text_column("text", "data"),
+    number_column("loss", "loss", ".4f"),
+    number_column("perplexity", "perplexity", ".2f"),
+    number_column("bits/byte", "bits_per_byte", ".4f"),
+    number_column("tokens", "num_tokens", ",d"),
 )
 LENGTH = number_column("length", "seq_len")
 LENGTH_LOSSES = (
@@ -135,6 +143,15 @@ def format_evaluation(record: dict[str, Any], *, width: int | None, style: Style
             f"{record['trigram_loss']:.4f} nats per token on the same tokens"
         )
     return "\n".join([title, *_fit(lines, width), *format_layers(record["layers"], width, style)]) + "\n"
+
+
+def format_texts(records: Records, *, width: int | None, style: Style) -> str:
+    """What `some eval --data a b …` prints: a row a text, and who serves it where the run has branches."""
+    names = list(records[0].get("shares", {}))
+    columns = (*TEXTS, *(number_column(f"by {clean(name)}", f"by {name}", ".1%") for name in names))
+    rows = [record | {f"by {name}": share for name, share in record.get("shares", {}).items()} for record in records]
+    title = style.bold(f"{records[0]['run']}, step {records[0]['step']:,}")
+    return "\n".join([title, *_tabulate(columns, rows, width, style)]) + "\n"
 
 
 def format_lengths(record: dict[str, Any], *, width: int | None, style: Style) -> str:

@@ -179,7 +179,7 @@ def evaluate_run(arguments: list[str]) -> int:
     """Score a run on text."""
     parser = Parser("some eval", "Honest losses of a run on its own test split, or on any text. Keys stay still.")
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--data", metavar="F", help="a file, a folder, or hf:OWNER/NAME: all of it is scored")
+    parser.add_argument("--data", nargs="+", metavar="F", help="files, folders or hf:OWNER/NAME: all of each is scored")
     parser.add_argument("--split", default="test", choices=("train", "valid", "test"), help="of the run's own data")
     parser.add_argument("--adapt", action="store_true", help="score each batch first, then let the keys move")
     parser.add_argument("--trigram", action="store_true", help="score a Kneser–Ney trigram of its train split too")
@@ -187,22 +187,36 @@ def evaluate_run(arguments: list[str]) -> int:
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", action="store_true", help="print one object")
+    add_branch_options(parser)
     options = parser.parse(arguments)
     if options.seq_lens is not None:
         return evaluate_lengths(options)
-    from_hub = options.data is not None and options.data.startswith("hf:")
-    if options.data is not None and not from_hub and not Path(options.data).exists():
-        raise UsageError(
-            f"--data {options.data!r} does not exist; give a file or a folder, or leave it out for the run's own data"
-        )
+    texts = options.data or []
+    for text in texts:
+        if not text.startswith("hf:") and not Path(text).exists():
+            raise UsageError(
+                f"--data {text!r} does not exist; give a file or a folder, or leave it out for the run's own data"
+            )
+    if len(texts) > 1 and (options.adapt or options.trigram):
+        raise UsageError("--adapt and --trigram go with one text; give one --data")
 
-    from some_moe.commands.tables import format_evaluation
+    from some_moe.commands.tables import format_evaluation, format_texts
     from some_moe.training.runs import load
 
-    record = load(options.run, checkpoint=options.checkpoint).evaluate(
-        options.split, data=options.data, adapt=options.adapt, trigram=options.trigram, device=options.device
-    )
+    run = load(options.run, checkpoint=options.checkpoint, base=options.base, favour=options.favour)
+    if len(texts) > 1 or (texts and (run.path / "grown.json").exists()):
+        from some_moe.growth.sharing import score_texts
+
+        records = score_texts(run, texts, device=options.device)
+        return write_json(records) if options.json else write(format_texts(records, **look()))
+    text = texts[0] if texts else None
+    record = run.evaluate(options.split, data=text, adapt=options.adapt, trigram=options.trigram, device=options.device)
     return write_json(record) if options.json else write(format_evaluation(record, **look()))
+
+
+def add_branch_options(parser: Parser) -> None:
+    parser.add_argument("--base", metavar="DIR", help="of a run with branches: where its base is, if it was moved")
+    parser.add_argument("--favour", type=float, metavar="X", help="choose its branches more (or less) readily")
 
 
 def evaluate_lengths(options: Namespace) -> int:
@@ -235,7 +249,8 @@ def open_run(options: Namespace) -> "Run":
     from some_moe.training.machine import choose_machine
 
     device = choose_machine(TrainConfig(device=options.device)).device
-    return load(run.path, checkpoint=options.checkpoint, device=str(device))
+    branches = {"base": options.base, "favour": options.favour}
+    return load(run.path, checkpoint=options.checkpoint, device=str(device), **branches)
 
 
 def generate_text(arguments: list[str]) -> int:
@@ -256,6 +271,7 @@ def generate_text(arguments: list[str]) -> int:
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
+    add_branch_options(parser)
     options = parser.parse(arguments)
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     for name, value, good, cure in (

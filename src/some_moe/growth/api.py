@@ -1,7 +1,6 @@
 """`some_moe.grow`, `merge` and `prune`: branches are made, put together and taken out. The base is never written."""
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -14,29 +13,24 @@ import torch
 from torch import Tensor
 
 from some_moe.config import ConfigError, RunConfig
-from some_moe.data.batches import Rows, encode_rows
 from some_moe.data.dataset import Dataset, prepare, settle_data
-from some_moe.data.sources import read_path
 from some_moe.environment import describe_device
 from some_moe.errors import in_a_sentence
-from some_moe.growth.keys import calibrate, collect_queries, spread_keys, write_rows
+from some_moe.growth.keys import calibrate, collect_queries, spread_keys
 from some_moe.growth.library import BranchedLibrary, rest, widen, widen_config
-from some_moe.growth.opening import GROWN, digest_base, let_learn, open_base, read_grown, set_favour
+from some_moe.growth.opening import GROWN, digest_base, let_learn, open_base, read_grown
+from some_moe.growth.sharing import keep_rows, measure_curve
 from some_moe.model.transformer import SomeLM
 from some_moe.sinks.display import Display
-from some_moe.system.files import inside, write_whole
 from some_moe.system.reading import read_fitting
 from some_moe.system.records import Branch, Grown
 from some_moe.training import loop
 from some_moe.training.checkpoint import read_state, save_checkpoint
-from some_moe.training.evaluate import evaluate
 from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import CURE, RunFolder, read_state_file
 from some_moe.training.runs import Run, load
 
 SHARE = 0.02  # of kept tokens that may use a new expert, at favour 0
-FAVOURS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0)
-CURVE_ROWS = 64
 ONLY = ".library.branches.0."
 PLACED = (".state.keys", ".state.bias", ".state.smoothed")  # a row an expert; the other rows of a key store are counts
 DEFAULTS: dict[str, Any] = {"train.learning_rate": 6e-4, "train.weight_decay": 0.0, "train.warmup": 0.05}
@@ -164,17 +158,6 @@ def fit_epochs(config: RunConfig, data: Dataset, steps: int) -> RunConfig:
     return config.override({"train.epochs": max(1, -(-steps // max(1, an_epoch)))})
 
 
-def keep_rows(base: Run, keep: str | Path | None) -> tuple[Rows, str]:
-    """Text of the kind that must not be lost, and a word on it."""
-    data = base.config.data
-    if keep is None:
-        length = min(data.seq_len, 256)
-        rows = write_rows(base.model, length, base.config.train.seed, base.tokenizer.vocab_size)
-        return rows, f"text that {base.path.name} writes itself"
-    texts = [text for part in read_path(keep, data).values() for text in part]
-    return encode_rows(texts, base.tokenizer, data.seq_len, split=True), str(keep)
-
-
 @torch.no_grad()
 def begin_branch(model: SomeLM, new: list[Tensor], kept: list[Tensor], share: float, seed: int) -> None:
     """Find the keys of the last branch among the queries of its text, copy the nearest experts, and set its bias."""
@@ -204,51 +187,6 @@ def _finish(trainer: loop.Trainer, keep: str | Path | None, display: Display) ->
     display.say("measuring how old and new share …")
     measure_curve(run, keep)
     return Run(run.path, run.config, result=result)
-
-
-def measure_curve(run: Run, keep: str | Path | None) -> None:
-    """Losses and shares at several favours, into grown.json: what the page shows."""
-    grown = read_grown(run.path)
-    machine = choose_machine(run.config.train)
-    base = open_base(run.path, grown)
-    kept = first_rows(keep_rows(base, keep)[0])
-    new = first_rows(run.read_data().valid)
-    model, sizes = machine.adopt(run.model), run.tokenizer.token_bytes()
-    set_favour(model, -grown.favour)
-    curve, before = [], 0.0
-    for favour in FAVOURS:
-        set_favour(model, favour - before)
-        before = favour
-        point: dict[str, float] = {"favour": favour}
-        for name, rows in (("new", new), ("kept", kept)):
-            found = evaluate(model, rows, run.config, sizes, machine.device)
-            point |= {f"{name}_loss": found.loss, f"{name}_share": served(model, rows, run.config)[-1]}
-        curve.append(point)
-    record = RunFolder(run.path).read_object(GROWN) or {}
-    write_whole(inside(run.path, GROWN), json.dumps(record | {"curve": curve}, indent=1))
-
-
-def first_rows(rows: Rows) -> Rows:
-    count = min(CURVE_ROWS, len(rows))
-    return Rows(rows.ids[: rows.starts[count]], rows.starts[: count + 1])
-
-
-@torch.no_grad()
-def served(model: SomeLM, rows: Rows, config: RunConfig) -> list[float]:
-    """The shares of a text's selections, over all layers, that go to the base and to each branch, in order."""
-    from some_moe.training.evaluate import evaluation_batches, forward
-
-    library = model.layers[0].library
-    sizes = [library.up.shape[0]]
-    if isinstance(library, BranchedLibrary):
-        sizes += [len(branch.near) for branch in library.branches]  # type: ignore[arg-type]
-    counts = torch.zeros(sum(sizes), dtype=torch.int64)
-    for batch in evaluation_batches(rows, config).epoch(0, shuffle=False):
-        batch = batch.to(model.embedding.weight.device)
-        for routing in forward(model, batch, config, sums=False).routings:
-            assert routing.experts is not None
-            counts += torch.bincount(routing.experts[batch.real].flatten().cpu(), minlength=len(counts))
-    return [float(part.sum() / counts.sum()) for part in torch.split(counts, sizes)]
 
 
 # --- putting together, and taking out ----------------------------------------------------------------------------

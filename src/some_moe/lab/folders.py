@@ -64,6 +64,8 @@ def describe_run(folder: Path) -> dict[str, Any]:
             steps = number(result.get("steps"))
             found |= {"state": str(result.get("status")), "step": steps, "steps": steps}
             found |= {name: number(result.get(name)) for name in ("val_loss", "test_loss")}
+        elif (folder / "grown.json").exists() and read_object(folder / "grown.json").get("merged"):
+            found["state"] = "merged"
         else:
             found["steps"] = count_steps(read_text(files[0], TAIL))
             for line in last_lines(files[1]):

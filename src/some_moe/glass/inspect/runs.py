@@ -52,7 +52,8 @@ class RunRecord:
     samples: list[dict[str, Any]]  # step, text
     snapshots: KeySnapshots
     checkpoints: tuple[int, ...]  # steps that have a checkpoint, oldest first
-    status: str  # "finished", "stopped early" or UNFINISHED
+    grown: dict[str, Any] | None = None  # grown.json, of a run with branches
+    status: str  # "finished", "stopped early", "merged" or UNFINISHED
     missing: tuple[str, ...]  # what is not there, and what follows from it: one sentence each
 
     @property
@@ -77,7 +78,7 @@ def read_run(path: str | Path) -> RunRecord:
     damaged: list[str] = []
     config = folder.read_config()
     lines, samples = (read_log(folder.path / name, damaged) for name in ("metrics.jsonl", "samples.jsonl"))
-    result, env = (_read_object(folder, name, damaged) for name in ("result.json", "env.json"))
+    result, env, grown = (_read_object(folder, name, damaged) for name in ("result.json", "env.json", "grown.json"))
     record = RunRecord(
         path=folder.path,
         config=config,
@@ -88,7 +89,8 @@ def read_run(path: str | Path) -> RunRecord:
         samples=samples,
         snapshots=KeySnapshots(),
         checkpoints=tuple(s for s, place in list_steps(folder.checkpoints).items() if (place / "state.json").is_file()),
-        status=UNFINISHED if result is None else str(result.get("status", "finished")),
+        grown=grown,
+        status=_find_status(result, grown),
         missing=(),
     )
     if record.has_keys:
@@ -110,6 +112,12 @@ def _read_object(folder: RunFolder, name: str, damaged: list[str]) -> dict[str, 
     except ConfigError:
         damaged.append(f"{name} is damaged and left out.")
         return None
+
+
+def _find_status(result: dict[str, Any] | None, grown: dict[str, Any] | None) -> str:
+    if result is not None:
+        return str(result.get("status", "finished"))
+    return "merged" if grown and grown.get("merged") else UNFINISHED
 
 
 def _find_snapshots(folder: RunFolder, model: ModelConfig, damaged: list[str]) -> KeySnapshots:

@@ -12,7 +12,7 @@ from some_moe.glass.page import blocks
 from some_moe.glass.page.blocks import Block, Notice, Number, Page, Record, Section, Table, Text
 from some_moe.glass.page.inside import Analysis, make_inside
 from some_moe.lab.card import format_value, matters
-from some_moe.layout import format_number, number_column
+from some_moe.layout import format_number, number_column, text_column
 
 SHOWN_SAMPLES = 2
 TRAINABILITY = {"frozen": "random and frozen", "lora": "frozen, low-rank adapted", "full": "trained"}
@@ -36,6 +36,7 @@ def make_page(run: RunRecord, analysis: Analysis, curves: list[blocks.Figure], m
         Section("At a glance", [blocks.Numbers(headline(run)), *([Notice(PADDED)] if padded else [])]),
         Section("Configuration", _show_configuration(run)),
         Section("Results", _show_results(run, curves) or [Notice("Nothing was recorded yet.")]),
+        *([Section("Branches", _show_branches(run.grown))] if run.grown else []),
         *make_inside(run, analysis),
         Section("Samples", _show_samples(run) or [Notice("No texts were sampled in training.")]),
         Section("Provenance", _show_provenance(run)),
@@ -50,6 +51,11 @@ def make_page(run: RunRecord, analysis: Analysis, curves: list[blocks.Figure], m
 def _summarize(run: RunRecord) -> str:
     model, data = run.config.model, run.config.data
     status = {"finished": "Finished", "stopped early": "Stopped early"}.get(run.status, "Unfinished")
+    if run.grown:
+        names = [branch["name"] for branch in run.grown["branches"]]
+        what = f"Merged from the branches {', '.join(names)}" if run.grown.get("merged") else f"{status}: a branch"
+        added = sum(branch["experts"] for branch in run.grown["branches"])
+        return f"{what} of {Path(run.grown['base']).name}: {added} of its {model.num_experts} experts a layer are new."
     if model.ffn == "some":
         still = model.router == "gravity" and not run.config.gravity.moves_keys
         router = "random keys that never move" if still else ROUTERS[model.router]
@@ -129,6 +135,35 @@ def _show_results(run: RunRecord, curves: list[blocks.Figure]) -> list[Block]:
     epochs = final_figures(run)["epochs"]
     tables = [Table.of(EPOCH_COLUMNS, epochs, "Each epoch. Gini and entropy are of the middle layer.")]
     return [*(tables if epochs else []), *curves]
+
+
+BRANCH_COLUMNS = [
+    text_column("Branch", "name"),
+    number_column("Experts a layer", "experts"),
+    text_column("Trained", "how"),
+]
+FAVOUR_COLUMNS = [
+    number_column("Favour", "favour", "+.1f"),
+    number_column("Loss, new text", "new_loss", ".4f"),
+    number_column("Loss, kept text", "kept_loss", ".4f"),
+    number_column("New text served", "new_share", ".1%"),
+    number_column("Kept text served", "kept_share", ".1%"),
+]
+
+
+def _show_branches(grown: Record) -> list[Block]:
+    """What was added to the base, and how the favour moves what is won and what is lost."""
+    kinds = {"full": "whole", "lora": "by a low-rank update of rank {lora_rank}"}
+    rows = [branch | {"how": kinds[branch["trainability"]].format(**branch)} for branch in grown["branches"]]
+    base = f"The base is {grown['base']} at step {grown['base_step']:,}; nothing of it has changed."
+    shown: list[Block] = [Text(base), Table.of(BRANCH_COLUMNS, rows, f"At favour {grown.get('favour', 0.0):+.1f}.")]
+    if grown.get("curve"):
+        caption = (
+            "What another favour would give, on the first rows of the new text's validation split and of the kept "
+        )
+        caption += f"text ({grown['kept']}); served: by the branch, of all selections."
+        shown.append(Table.of(FAVOUR_COLUMNS, grown["curve"], caption))
+    return shown
 
 
 # --- the rest -----------------------------------------------------------------------------------------------
