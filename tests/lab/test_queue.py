@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,6 +194,8 @@ def test_a_stop_reaches_all_that_run_at_once(tmp_path: Path, monkeypatch: pytest
 def test_a_signal_during_a_run_that_ends_well_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def finish_though_told(queue: Queue, job: Job) -> tuple[int, str]:
         os.kill(os.getpid(), signal.SIGTERM)
+        while not queue.signals.count:  # the main thread hears of it, not this one
+            time.sleep(0.001)
         return finish(queue, job)
 
     monkeypatch.setattr(Queue, "_train", finish_though_told)
@@ -301,6 +304,18 @@ def test_signals_reach_the_run_and_the_third_one_kills_it() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.wait_for(process) == -signal.SIGKILL
     assert said == ["stopping: what runs is saved after its step, and no other is begun"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
+def test_the_signals_of_a_cluster_are_one_request_to_end() -> None:
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGUSR2)
+    with Signals(said.append) as signals:
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        assert signals.count == 1
+    assert len(said) == 1
+    assert signal.getsignal(signal.SIGUSR2) == before
 
 
 @pytest.mark.parametrize(

@@ -232,9 +232,9 @@ class Press(Display):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
-@pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM"])
-def test_a_terminal_that_closes_and_a_polite_kill_save_as_ctrl_c_does(tmp_path: Path, number: str) -> None:
-    press = Press(2, getattr(signal, number))
+@pytest.mark.parametrize("names", [["SIGHUP"], ["SIGTERM"], ["SIGUSR1"], ["SIGUSR2"], ["SIGTERM", "SIGUSR2", "SIGINT"]])
+def test_a_closed_terminal_a_polite_kill_and_a_cluster_save_as_ctrl_c_does(tmp_path: Path, names: list[str]) -> None:
+    press = Press(2, *[getattr(signal, name) for name in names])
     with pytest.raises(TrainingStoppedError, match="interrupted at step 2, which is saved") as error:
         train(start(make_config(), RunFolder(tmp_path / "my run"), press))
     assert error.value.code == 130

@@ -24,13 +24,14 @@ from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
 from some_moe.lab.measured import refuse_other_record, write_record
 from some_moe.lab.published import finite_number, list_rows
 from some_moe.system.files import write_whole
-from some_moe.system.processes import python_command, python_environment, take_lock
+from some_moe.system.processes import list_endings, python_command, python_environment, take_lock
 from some_moe.system.reading import read_object
 from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import LOCK, RunFolder
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
-STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # how a run ends that somebody stopped
+# How a run ends that somebody stopped, be it before it could listen.
+STOPPED = (130, *(-getattr(signal, name, 130) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")))
 # A run lives in a process group of its own; Windows passes Ctrl-C on to such a one as Ctrl-Break.
 INTERRUPT = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT)
 APART: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {"creationflags": 0x200}
@@ -58,10 +59,11 @@ class Turn:
 
 
 class Signals:
-    """Ctrl-C, a polite kill and a closed terminal: runs in progress are told, and no other is begun.
+    """Ctrl-C, a polite kill and the like: runs in progress are told, and no other is begun.
 
-    A run lives in a process group of its own, so that it hears of each signal once. It stops after the present
-    step; told twice, at once; a third time it is killed.
+    A run lives in a process group of its own, so that it hears of each Ctrl-C once. It stops after the present
+    step; at the second one, at once; at the third it is killed. Other signals, of which a cluster sends several, are
+    all the same to it.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -70,9 +72,9 @@ class Signals:
         self.previous: dict[int, Any] = {}
 
     def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.count += 1
-        if self.count == 1:
+        if self.count == 0:
             self.say("stopping: what runs is saved after its step, and no other is begun")
+        self.count += number == signal.SIGINT or self.count == 0
         self.pass_on()
 
     def pass_on(self) -> None:
@@ -94,11 +96,7 @@ class Signals:
             del self.told[process]
 
     def __enter__(self) -> Self:
-        caught = [signal.SIGINT, signal.SIGTERM]
-        closed = getattr(signal, "SIGHUP", None)  # Windows has none
-        if closed is not None and signal.getsignal(closed) is not signal.SIG_IGN:  # nohup means what it says
-            caught.append(closed)
-        self.previous = {number: signal.signal(number, self.note) for number in caught}
+        self.previous = {number: signal.signal(number, self.note) for number in list_endings()}
         return self
 
     def __exit__(self, *_: object) -> None:

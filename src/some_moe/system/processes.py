@@ -52,39 +52,45 @@ def quote_command(words: Sequence[str]) -> str:
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
-class Interrupts:
-    """Ctrl-C, a polite kill and a terminal that closes are noted, for a loop to stop after its present step.
+def list_endings() -> list[int]:
+    """The signals that ask a process to save and end: Ctrl-C, a polite kill, a terminal that closes, and the two by
+    which a cluster tells that the time is over. One that is ignored, as by nohup, stays so; Windows has but two."""
+    names = ("SIGHUP", "SIGUSR1", "SIGUSR2")
+    others = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [signal.SIGINT, signal.SIGTERM, *(one for one in others if signal.getsignal(one) != signal.SIG_IGN)]
 
-    A second one stops it now, as a KeyboardInterrupt; more change nothing. launched: by torchrun, which sends its
-    processes what the terminal has sent them already.
+
+class Interrupts:
+    """Ctrl-C, a polite kill and the like are noted, for a loop to stop after its present step.
+
+    A second Ctrl-C stops it now, as a KeyboardInterrupt; more change nothing, nor do other signals: a cluster sends
+    several, and whoever started this process may pass one on. launched: by torchrun, which sends its processes what the
+    terminal has sent them already.
     """
 
     def __init__(self, say: Callable[[str], None], *, launched: bool = False) -> None:
         self.say, self.echo_seconds = say, ECHO_SECONDS if launched else 0.0
-        self.first: float | None = None  # when the first signal came
+        self.noted = False  # whether any signal has come
+        self.pressed: float | None = None  # when the first Ctrl-C came
         self.at_once = False  # whether a second has come
         self.previous: dict[int, Any] = {}
 
-    @property
-    def noted(self) -> bool:
-        return self.first is not None
-
     def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        now = time.monotonic()
-        if self.first is None:
-            self.first = now
+        now, noted, self.noted = time.monotonic(), self.noted, True
+        if not noted:
             with suppress(OSError):  # the terminal may be gone
                 self.say("stopping after this step; press Ctrl-C again to stop at once")
-        elif now - self.first >= self.echo_seconds and not self.at_once:
+        if number != signal.SIGINT:
+            return
+        if self.pressed is None:
+            self.pressed = now
+        elif now - self.pressed >= self.echo_seconds and not self.at_once:
             self.at_once = True
             raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            numbers.append(signal.SIGHUP)  # ignored, as by nohup, it stays so
         try:
-            self.previous = {number: signal.signal(number, self.note) for number in numbers}
+            self.previous = {number: signal.signal(number, self.note) for number in list_endings()}
         except ValueError:
             self.previous = {}  # not in the main thread: signals belong to somebody else
         return self
