@@ -141,6 +141,11 @@ def train_from_arguments(arguments: list[str]) -> int:
 
         return write(estimate(config))
 
+    from some_moe.system.claims import OBEYS, obey
+
+    if OBEYS in os.environ:  # a worker of a shared queue has started it
+        obey(os.environ[OBEYS])
+
     from some_moe.api import find_folder, train
     from some_moe.commands.tables import format_result
     from some_moe.lab.estimate import Place

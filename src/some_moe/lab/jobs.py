@@ -86,7 +86,7 @@ def explain_scaling(jobs: Sequence[Job]) -> list[str]:
 def find_standing(job: Job, folder: RunFolder) -> Standing:
     """How far a job's folder has come. One that holds something else is refused."""
     if not folder.exists():
-        if not folder.is_free():
+        if not folder.is_free() and not folder.exists():  # another worker may have begun it just now
             raise ConfigError(
                 f"{str(folder)!r} is not a run, but holds something; choose another --out, or move it away"
             )

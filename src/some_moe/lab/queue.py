@@ -11,8 +11,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -37,6 +38,7 @@ INTERRUPT = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT)
 APART: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {"creationflags": 0x200}
 KILLED = -getattr(signal, "SIGKILL", 9)
 IN_QUEUE = "SOME_IN_QUEUE"  # set for the processes of a queue
+PLAN = "joined.json"  # in the folder of a queue that workers join: what all of them run
 FIGURES = ("val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "seconds")
 
 
@@ -44,6 +46,7 @@ FIGURES = ("val_loss", "val_loss_padded", "perplexity", "tokens_per_second", "se
 class Turn:
     """One job in the queue: where it runs, how far that had come before, and how it stands (its line in queue.json)."""
 
+    number: int  # in its queue, from 1 on
     job: Job
     folder: RunFolder
     record: Path
@@ -120,11 +123,11 @@ class Queue:
             raise ConfigError(f"this is a process of a queue already ({IN_QUEUE} is set); a queue starts no other")
         choose_machine(jobs[0].config.train)
         self.turns = []
-        for job in jobs:
+        for number, job in enumerate(jobs, 1):
             folder = RunFolder(out / job.name)
-            standing = find_standing(job, folder)
+            standing = self._find_standing(job, folder)
             record, state = results / f"{job.name}.json", "done" if standing == "done" else "waiting"
-            self.turns.append(Turn(job, folder, record, standing, state))
+            self.turns.append(Turn(number, job, folder, record, standing, state))
         for turn in self.turns:
             refuse_other_record(turn.record, turn.job, turn.folder)
         self.others = self._remember()
@@ -134,7 +137,7 @@ class Queue:
     @property
     def exit_code(self) -> int:
         states = {turn.state for turn in self.turns}
-        if states & {"interrupted", "waiting"}:
+        if states & {"interrupted", "waiting", "running"}:  # running: by another worker, while this one was stopped
             return 130
         return 1 if "failed" in states else 0
 
@@ -142,43 +145,66 @@ class Queue:
 
     def run(self) -> None:
         """Run every job that is not done, `at_once` at a time. One that fails is noted, and the next has its turn."""
+        with ExitStack() as stack:
+            try:
+                for folder in (self.out, self.results):
+                    folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(self._admission())
+            except OSError as error:
+                raise ConfigError(
+                    f"{error.filename!r} cannot be written ({error.strerror}); choose another --out or --results"
+                ) from None
+            try:
+                with self.signals, ThreadPoolExecutor(self.at_once) as pool:
+                    self._save()
+                    self._work(pool)
+            except OSError as error:
+                raise TrainingStoppedError(
+                    f"the queue cannot go on in {self.out} ({error.strerror or error}); run the same command again "
+                    "when that is mended"
+                ) from None
+
+    @contextmanager
+    def _admission(self) -> Iterator[None]:
+        """Keep other queues out of the folder."""
         in_use = "is in use by another queue, or by a run that one left behind; wait for its end, or choose another"
+        lock = take_lock(self.out / ".queue.lock", f"{str(self.out)!r} {in_use} --out")
         try:
-            for folder in (self.out, self.results):
-                folder.mkdir(parents=True, exist_ok=True)
-            lock = take_lock(self.out / ".queue.lock", f"{str(self.out)!r} {in_use} --out")
+            if (self.out / PLAN).exists():
+                raise ConfigError(
+                    f"{str(self.out)!r} is a queue that workers join; add --join, or choose another --out"
+                )
             for turn in self.turns:  # a run that outlived its queue holds its own folder
                 if turn.standing != "done" and turn.folder.path.is_dir():
                     take_lock(turn.folder.path / LOCK, f"{str(self.out)!r} {in_use} --out").release()
-        except OSError as error:
-            raise ConfigError(
-                f"{error.filename!r} cannot be written ({error.strerror}); choose another --out or --results"
-            ) from None
-        try:
-            with self.signals, ThreadPoolExecutor(self.at_once) as pool:
-                self._save()
-                for turn in self.turns:  # done, but with other --results, or killed before its record was written
-                    if turn.standing == "done" and not turn.record.is_file():
-                        write_record(turn.record, turn.job, turn.folder, at_once=turn.at_once)
-                list(pool.map(self._take, range(len(self.turns))))
-        except OSError as error:
-            raise TrainingStoppedError(
-                f"the queue cannot go on in {self.out} ({error.strerror or error}); run the same command again when "
-                "that is mended"
-            ) from None
+            yield
         finally:
             lock.release()
 
-    def _take(self, number: int) -> None:
+    def _work(self, pool: ThreadPoolExecutor) -> None:
+        for turn in self.turns:  # done, but with other --results, or killed before its record was written
+            if turn.standing == "done" and not turn.record.is_file():
+                write_record(turn.record, turn.job, turn.folder, at_once=turn.at_once)
+        list(pool.map(self._take, self.turns))
+
+    def _find_standing(self, job: Job, folder: RunFolder) -> Standing:
+        return find_standing(job, folder)
+
+    def _title(self, turn: Turn) -> str:
+        return f"[{turn.number}/{len(self.turns)}] {turn.job.experiment.name}, seed {turn.job.seed}: "
+
+    def _take(self, turn: Turn) -> None:
         """Run one job to its end, unless somebody has stopped the queue."""
         if self.stopped or self.signals.count:
             return
-        turn = self.turns[number]
-        job = turn.job
-        title = f"[{number + 1}/{len(self.turns)}] {job.experiment.name}, seed {job.seed}: "
         if turn.standing == "done":
-            self.say(title + "done already")
-            return
+            self.say(self._title(turn) + "done already")
+        else:
+            self._run_job(turn)
+
+    def _run_job(self, turn: Turn) -> None:
+        """Run one job to its end, and note how it ended."""
+        job, title = turn.job, self._title(turn)
         self.say(title + ("packed rows" if job.schedule.steps is None else f"{job.schedule.steps:,} steps"))
         turn.state, turn.reason, turn.at_once = "running", "", self.at_once
         self._save()
@@ -186,7 +212,9 @@ class Queue:
         code, messages = self._train(job)
         seconds = time.monotonic() - started
         turn.seconds += seconds
-        if code == 0 and turn.folder.result_file.is_file():
+        if not self._may_record(turn):
+            self.say(title + "another worker has taken it up meanwhile; nothing is recorded here")
+        elif code == 0 and turn.folder.result_file.is_file():
             write_record(turn.record, job, turn.folder, at_once=turn.at_once)
             turn.state = "done"
             self.say(f"{title}done in {describe_seconds(seconds)}")
@@ -198,6 +226,12 @@ class Queue:
             self.say(f"{title}failed: {turn.reason}")
         self._save()
 
+    def _may_record(self, turn: Turn) -> bool:  # noqa: ARG002
+        return True
+
+    def _environment(self, job: Job) -> dict[str, str]:  # noqa: ARG002
+        return python_environment() | {IN_QUEUE: "1"}
+
     def _train(self, job: Job) -> tuple[int, str]:
         """Train one job to its end in a process; return its exit code and what it wrote to its log."""
         log = self.out / "logs" / f"{job.name}.txt"
@@ -207,7 +241,7 @@ class Queue:
             begin = file.tell()
             process = subprocess.Popen(
                 python_command("-m", "some_moe", *words),
-                env=python_environment() | {IN_QUEUE: "1"},
+                env=self._environment(job),
                 stdin=subprocess.DEVNULL,
                 stdout=None if self.shows_runs else file,
                 stderr=file,

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, whenever the program or the machine stops. Imports no torch."""
 
+import errno
 import glob
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from some_moe.errors import ConfigError
 
 LONGEST_NAME = 180  # bytes of a file's name that its scratch file repeats: both must fit into 255
+NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}  # what file systems without hard links answer
 HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"  # whose process number a scratch file bears
 
 
@@ -84,6 +86,34 @@ def write_whole(path: Path, contents: str | bytes) -> None:
         scratch.write_bytes(contents.encode() if isinstance(contents, str) else contents)
 
 
+def write_new(path: Path, contents: str) -> bool:
+    """Make a small file where there is none, whole at once; return whether it was this call that made it.
+
+    Of all processes on all machines that try, one succeeds: a hard link is made once, also on NFS, whose locks may not
+    be relied upon.
+    """
+    scratch = name_scratch(path)
+    scratch.unlink(missing_ok=True)
+    try:
+        scratch.write_text(contents, encoding="utf-8")
+        sync(scratch)
+        os.link(scratch, path)
+    except FileExistsError:
+        return scratch.stat().st_nlink == 2  # made all the same: the server's answer was lost, and it was asked again
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError:
+            return False
+        write_whole(path, contents)
+    finally:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+    return True
+
+
 def remove_whole(path: Path) -> None:
     """Remove a file, a link or a folder so that it is there whole or not at all."""
     scratch = name_scratch(path)
@@ -108,13 +138,14 @@ def clear_scratch(folder: Path, name: str = "", owned: Callable[[str], bool] = l
         found = pattern.fullmatch(path.name)
         if found is None:
             continue
-        gone = found[2] == HOST and int(found[3]) != os.getpid() and not _is_alive(int(found[3]))
+        gone = found[2] == HOST and int(found[3]) != os.getpid() and not is_alive(int(found[3]))
         if gone or owned(found[1]):
             with suppress(OSError):
                 _remove(path)
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether a process of this machine is there, as far as can be told."""
     if os.name == "nt":
         return True  # there is no asking that does not kill
     try:

@@ -20,12 +20,12 @@ from some_moe.errors import ConfigError
 ECHO_SECONDS = 2.0  # a signal that follows the first so soon is the same one, passed on
 
 
-def take_lock(file: Path, refusal: str) -> BaseFileLock:
+def take_lock(file: Path, refusal: str, timeout: float = 0) -> BaseFileLock:
     """Lock a file, made where it is missing; `release`, or the end of the process, unlocks. The file stays.
 
-    Where another process holds it, `refusal` is raised.
+    Where another process holds it, for longer than `timeout` seconds, `refusal` is raised.
     """
-    lock = FileLock(file, timeout=0, mode=0o644, thread_local=False)
+    lock = FileLock(file, timeout=timeout, mode=0o644, thread_local=False)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where the file system has no locks, the file's being there is the lock
