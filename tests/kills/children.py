@@ -27,8 +27,8 @@ PRELOADED = (
     "networkx", "scipy.stats", "sklearn.manifold",
     "some_moe.api", "some_moe.cli", "some_moe.commands.experiments", "some_moe.commands.reporting",
     "some_moe.commands.tables", "some_moe.commands.tracing", "some_moe.commands.training",
-    "some_moe.commands.glassbox", "some_moe.lab.jobs", "some_moe.lab.queue", "some_moe.lab.registry.presets",
-    "some_moe.lab.registry.selection", "some_moe.environment", "some_moe.training.loop",
+    "some_moe.commands.glassbox", "some_moe.lab.jobs", "some_moe.lab.joined", "some_moe.lab.queue",
+    "some_moe.lab.registry.presets", "some_moe.lab.registry.selection", "some_moe.environment", "some_moe.training.loop",
     "some_moe.training.runs", "some_moe.glass.api", "some_moe.glass.inspect.collect",
     "some_moe.glass.inspect.findings", "some_moe.glass.inspect.guilds", "some_moe.glass.figures",
 )  # fmt: skip
@@ -113,6 +113,29 @@ def run(words: list[str], cwd: Path, cache: Path, attack: Attack | None = None, 
     return Ended(os.waitstatus_to_exitcode(status), said, time.monotonic() - started)
 
 
+def run_together(words: list[str], cwd: Path, cache: Path, attacks: list[Attack]) -> list[Ended]:
+    """Run one command in as many children as there are attacks, at the same time, each with an attack of its own."""
+    started, logs, codes = time.monotonic(), {}, {}
+    for number, attack in enumerate(attacks):
+        log = cwd.with_name(f"{cwd.name}-{number}.log")
+        log.touch()
+        child = os.fork()
+        if child == 0:
+            become(words, cwd, cache, attack, None, log)
+        logs[child] = log
+    while len(codes) < len(logs):
+        if time.monotonic() - started > LONGEST:
+            for child in logs.keys() - codes.keys():
+                os.killpg(child, signal.SIGKILL)
+        child, status = os.waitpid(-1, os.WNOHANG)  # of their runs, too, that have lost their parents
+        if child in logs:
+            codes[child] = os.waitstatus_to_exitcode(status)
+        elif child == 0:
+            time.sleep(0.01)
+    seconds = time.monotonic() - started
+    return [Ended(codes[child], log.read_text(errors="replace"), seconds) for child, log in logs.items()]
+
+
 def become(words: list[str], cwd: Path, cache: Path, attack: Attack, labels: Path | None, log: Path) -> None:
     """Be the command `some`, from here to the end of this process."""
     code = 1
@@ -162,7 +185,7 @@ def fork_runs(watch: Watch, labels: Path | None) -> None:
     class ForkedRun:
         """As much of subprocess.Popen as the queue uses."""
 
-        def __init__(self, command: list[str], *, stdout: Any, stderr: Any, **_: Any) -> None:
+        def __init__(self, command: list[str], *, env: dict[str, str], stdout: Any, stderr: Any, **_: Any) -> None:
             words = command[command.index("some_moe") + 1 :]
             self.pid = os.fork()
             if self.pid:
@@ -170,11 +193,14 @@ def fork_runs(watch: Watch, labels: Path | None) -> None:
             code = 1
             try:
                 os.setpgid(0, 0)
+                os.environ.update(env)
                 if stdout is not None:
                     os.dup2(stdout.fileno(), 1)
                 os.dup2(stderr.fileno(), 2)
                 if watch.attack.target == "run":
                     watch.install()
+                elif watch.attack.how == "kill":
+                    watch.remove()  # it is the queue that is to die; a full disk is one for both
                 code = call_main(words)
                 if labels is not None and watch.attack.target == "run":
                     watch.save(labels)

@@ -13,7 +13,7 @@ from some_moe.config import ConfigError
 from some_moe.training.run_folder import RunFolder
 
 TIMES = ("seconds", "compile_seconds", "tokens_per_second", "date", "created", "command")
-LOCKS = (".run.lock", ".queue.lock")
+LOCKS = (".run.lock", ".queue.lock", ".claims")  # claims tell who was killed
 CHECKPOINT = {"model.safetensors", "optimizer.safetensors", "state.json"}
 ENDS = {".html": "</html>", ".svg": "</svg>"}
 

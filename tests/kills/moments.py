@@ -22,7 +22,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 WRITES = ("write", "tensors")
-GROWS = (*WRITES, "create", "mkdir", "fsync")  # what a full disk refuses; it still renames and removes
+GROWS = (*WRITES, "create", "mkdir", "link", "fsync")  # what a full disk refuses; it still renames and removes
 FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -94,7 +94,7 @@ class Watch:
     def install(self) -> None:
         for kind in ("mkdir", "rmdir", "unlink", "remove", "truncate"):
             self.wrap_path(kind)
-        for kind in ("rename", "replace"):
+        for kind in ("rename", "replace", "link"):
             self.wrap_rename(kind)
         for kind in ("write", "fsync", "ftruncate"):
             self.wrap_descriptor(kind)
@@ -128,7 +128,9 @@ class Watch:
 
         def watched(source: Any, target: Any, **named: Any) -> Any:
             path = find(target, named.get("dst_dir_fd"))
-            return self.operation("rename", path, lambda: original(source, target, **named), None)
+            return self.operation(
+                "link" if kind == "link" else "rename", path, lambda: original(source, target, **named), None
+            )
 
         self.put(os, kind, watched)
 

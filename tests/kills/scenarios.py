@@ -91,6 +91,9 @@ def make_scenarios() -> dict[str, Scenario]:
     queue = ("experiments", "run", "A1", "--seeds", "0,1", "--out", "runs", "--results", "results", *flags)
     found.append(Scenario("queue/itself", queue, share=2.0))
     found.append(Scenario("queue/run", queue, target="run", share=2.0))
+    joined = (*queue, "--join", "--dead-after", "10")
+    found.append(Scenario("queue/joined", joined, (joined, ("experiments", "run", "--join", "--out", "runs"))))
+    found.append(Scenario("queue/joined-run", joined, target="run"))
     found.append(
         Scenario("trace/plain", ("trace", "run", "Once upon a time", "--html", "run/trace.html"), (), (plain,))
     )

@@ -46,6 +46,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "tensors": (lambda root: save_file({"t": torch.zeros(9)}, root / "x"), ["tensors x", "within tensors x"]),
     "a folder": (lambda root: (root / "new").mkdir(), ["mkdir new"]),
     "a rename": (lambda root: os.replace(root / "old" / "file", root / "x"), ["rename x"]),
+    "a link": (lambda root: os.link(root / "old" / "file", root / "x"), ["link x"]),
     "a removal": (lambda root: (root / "old" / "file").unlink(), ["unlink old/file"]),
     "a tree removed": (lambda root: shutil.rmtree(root / "old"), ["unlink old/file", "rmdir old"]),
 }

@@ -172,7 +172,7 @@ class JoinedQueue(Queue):
                     died = self.claims.explain_death(before)
                     if died is None:
                         continue
-                claim = self.claims.take(name, before)
+                claim = self.claims.take(name, before, at_once=self.at_once)
                 if claim is not None:
                     self.held[name] = claim
                     if died is not None:

@@ -118,11 +118,14 @@ class Claims:
         self.clock.touch()
         return self.clock.stat().st_mtime
 
-    def take(self, name: str, before: Claim | None) -> Claim | None:
-        """Claim what nobody else owns: before is the newest claim there was, if any. None where another was faster."""
+    def take(self, name: str, before: Claim | None, **more: Any) -> Claim | None:
+        """Claim what nobody else owns: before is the newest claim there was, if any. None where another was faster.
+
+        more: what the claim is to say besides.
+        """
         number = 1 if before is None else before.number + 1
         about = {"state": RUNNING, "host": socket.gethostname(), "process": os.getpid(), "place": self.place}
-        about |= {"token": secrets.token_hex(16), "dead_after": self.dead_after}
+        about |= {"token": secrets.token_hex(16), "dead_after": self.dead_after} | more
         claim = Claim(name, number, self.folder / f"{name}.{number}.json", about)
         with self.taking:
             if not write_new(claim.path, json.dumps(about)):
