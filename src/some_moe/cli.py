@@ -112,6 +112,7 @@ COMMANDS: Commands = {
             "list": ("list them all, by series", "experiments:list_experiments"),
             "show": ("print all about one", "experiments:show_experiment"),
             "run": ("run some of them, on any data", "experiments:run_experiments"),
+            "submit": ("let a SLURM cluster run some of them", "experiments:submit_experiments"),
             "compare": ("set measured figures beside the published ones", "results:compare_published"),
         },
     ),

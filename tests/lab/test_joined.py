@@ -61,7 +61,7 @@ def copies(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Queue, 
 
 def join(out: Path, said: Said, seeds: tuple[int, ...] = (0, 1, 2), **options: float) -> JoinedQueue:
     jobs = make_jobs([A1], seeds, TINY)
-    plan = Plan.make(["A1"], seeds, TINY, out, out / "results")
+    plan = Plan.make(jobs, TINY, out, out / "results")
     return JoinedQueue(jobs, plan, out, said.append, **options)  # type: ignore[arg-type]
 
 
@@ -254,10 +254,8 @@ def test_workers_with_other_runs_are_refused_and_touch_nothing(tmp_path: Path) -
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"a queue of other runs \(seeds \[0, 1\], here \[0\]\); join it with"):
         join(out, [], (0,))
-    jobs, plan = (
-        make_jobs([A1], [0, 1], TINY | {"train.clip": 2.0}),
-        Plan.make(["A1"], [0, 1], TINY, out, out / "results"),
-    )
+    jobs = make_jobs([A1], [0, 1], TINY | {"train.clip": 2.0})
+    plan = Plan.make(jobs, TINY, out, out / "results")
     with pytest.raises(ConfigError, match="another version of them, or other data"):
         JoinedQueue(jobs, plan, out, str)
     with pytest.raises(ConfigError, match="is a queue that workers join; add --join"):
@@ -302,9 +300,9 @@ def test_a_worker_without_names_runs_what_the_first_has_named(
     assert [line.split() for line in printed.splitlines() if line.startswith("A1 ")] == rows
     assert "results are in ../q/measured" in printed
     for words, sentence in (
-        (["--seeds", "1"], "--seeds 1 is said by the queue in '../q'; give names with it, or"),
+        (["--seeds", "1"], "--seeds 1 is said by the queue in '../q'; leave it out, or give names with it"),
         (["--train.clip", "2"], "--train.clip 2 is said by the queue"),
-        (["--dead-after", "0.5"], "--dead-after 0.5 is for --join, and from 1 to 86,400 seconds"),
+        (["--dead-after", "0.5"], "--dead-after 0.5 is out of range; use 1 to 86,400 seconds"),
     ):
         assert main([*run, "--join", "--out", "../q", *words]) == 2
         assert sentence in capsys.readouterr().err

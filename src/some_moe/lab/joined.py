@@ -41,6 +41,15 @@ class Plan:
     seeds: list[int]
     overrides: dict[str, Any]
     results: str
+    digest: str  # of all settings of all jobs
+
+    @classmethod
+    def make(cls, jobs: Sequence[Job], overrides: Mapping[str, Any], out: Path, results: Path) -> "Plan":
+        names = list(dict.fromkeys(job.experiment.name for job in jobs))
+        seeds = list(dict.fromkeys(job.seed for job in jobs))
+        told = json.dumps([[job.name, job.config.flatten()] for job in jobs], sort_keys=True)
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        return cls(names, seeds, dict(overrides), os.path.relpath(results, out), digest)
 
     @classmethod
     def read(cls, out: Path) -> "Plan | None":
@@ -49,22 +58,37 @@ class Plan:
             return None
         cure = "remove it and name the experiments again, the runs themselves are whole"
         found = read_object(out / PLAN, cure)
-        lists = all(isinstance(found.get(name), list) and found[name] for name in ("names", "seeds"))
+        kinds = {"names": list, "seeds": list, "overrides": dict, "results": str, "digest": str}
         if not (
-            lists
+            all(isinstance(found.get(name), kind) and found[name] != [] for name, kind in kinds.items())
             and all(isinstance(name, str) for name in found["names"])
             and all(type(seed) is int and 0 <= seed < 2**62 for seed in found["seeds"])
-            and isinstance(found.get("overrides"), dict)
-            and isinstance(found.get("results"), str)
         ):
             raise ConfigError(f"{str(out / PLAN)!r} is damaged; {cure}")
-        return cls(found["names"], found["seeds"], found["overrides"], found["results"])
+        return cls(**{name: found[name] for name in kinds})
 
-    @classmethod
-    def make(
-        cls, names: Sequence[str], seeds: Sequence[int], overrides: Mapping[str, Any], out: Path, results: Path
-    ) -> "Plan":
-        return cls([*names], [*seeds], dict(overrides), os.path.relpath(results, out))
+    def refuse_other(self, out: Path) -> None:
+        """All workers of a folder run the same."""
+        there = Plan.read(out)
+        for name, here in vars(self).items():
+            if there is not None and getattr(there, name) != here:
+                what = f"{name} {getattr(there, name)}, here {here}"
+                what = "another version of them, or other data" if name == "digest" else what
+                raise ConfigError(
+                    f"{str(out)!r} is a queue of other runs ({what}); join it with `some experiments run --join --out "
+                    f"{out}` alone, or choose another --out"
+                )
+
+    def write(self, out: Path) -> None:
+        """Bring the plan to the folder, unless it is there; a queue of one process keeps workers out."""
+        if not (out / PLAN).exists():
+            in_use = f"{str(out)!r} is in use by a queue without --join; wait for its end, or choose another --out"
+            lock = take_lock(out / ".queue.lock", in_use, timeout=PATIENCE)
+            try:
+                write_new(out / PLAN, json.dumps({"format_version": 1} | vars(self), indent=1) + "\n")
+            finally:
+                lock.release()
+        self.refuse_other(out)
 
 
 class JoinedQueue(Queue):
@@ -80,30 +104,17 @@ class JoinedQueue(Queue):
         at_once: int = 1,
         dead_after: float = DEAD_AFTER,
     ) -> None:
-        self.plan = vars(plan) | {"digest": digest_jobs(jobs)}
+        self.plan = plan
         self.claims = Claims(out / CLAIMS, dead_after)
         self.held: dict[str, Claim] = {}  # by this worker
         self.again: dict[str, int] = {}  # claims that were over when this worker began, and whose jobs it takes again
         self.choosing = threading.Lock()
         self.waiting_for: set[str] = set()
-        self._refuse_other_plan(out)
+        plan.refuse_other(out)
         super().__init__(jobs, out, Path(os.path.normpath(out / plan.results)), say, at_once=at_once)
         for turn in self.turns:
             if not turn.record.is_file():
                 turn.state = "waiting"  # done or not: a record is missing
-
-    def _refuse_other_plan(self, out: Path) -> None:
-        """All workers run the same."""
-        if Plan.read(out) is None:
-            return
-        there = read_object(out / PLAN)
-        for name, here in self.plan.items():
-            if there.get(name) != here:
-                what = "another version of them, or other data" if name == "digest" else f"{name} {there.get(name)}"
-                raise ConfigError(
-                    f"{str(out)!r} is a queue of other runs ({what}, here {here}); join it with `some experiments run "
-                    f"--join --out {out}` alone, or choose another --out"
-                )
 
     def _find_standing(self, job: Job, folder: RunFolder) -> Standing:
         """A folder in which another worker is at work changes while it is read: then it has begun, and that is all."""
@@ -117,15 +128,8 @@ class JoinedQueue(Queue):
 
     @contextmanager
     def _admission(self) -> Iterator[None]:
-        """Agree with all other workers on what is run; a queue of one process keeps them out."""
-        if not (self.out / PLAN).exists():
-            in_use = f"{str(self.out)!r} is in use by a queue without --join; wait for its end, or choose another --out"
-            lock = take_lock(self.out / ".queue.lock", in_use, timeout=PATIENCE)
-            try:
-                write_new(self.out / PLAN, json.dumps({"format_version": 1} | self.plan, indent=1) + "\n")
-            finally:
-                lock.release()
-        self._refuse_other_plan(self.out)
+        """Agree with all other workers on what is run."""
+        self.plan.write(self.out)
         self.claims.open()
         try:
             records, found = {turn.job.name: turn.record for turn in self.turns}, self.claims.read()
@@ -251,9 +255,3 @@ class JoinedQueue(Queue):
     def _environment(self, job: Job) -> dict[str, str]:
         claim = self.held[job.name]
         return super()._environment(job) | {OBEYS: f"{claim.about['token']} {claim.path.absolute()}"}
-
-
-def digest_jobs(jobs: Sequence[Job]) -> str:
-    """Two workers with the same one run the same, to the last setting and the number of stories."""
-    told = [[job.name, job.config.flatten()] for job in jobs]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
