@@ -157,15 +157,3 @@ def wrap(text: str, *, width: int, indent: str = "", bullet: str = "") -> list[s
     return textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
-
-
-def draw_losses(points: list[tuple[int, float]]) -> str:
-    """A training loss over its steps as a line in SVG; nothing where there are fewer than two points."""
-    if len(points) < 2:
-        return ""
-    last, low, high = points[-1][0], min(loss for _, loss in points), max(loss for _, loss in points)
-    scale = 150 / ((high - low) or 1.0)
-    line = " ".join(f"{480 * step / last:.1f},{scale * (high - loss):.1f}" for step, loss in points)
-    title = f"training loss over {last:,} steps, from {points[0][1]:.4f} to {points[-1][1]:.4f}"
-    curve = f'<polyline points="{line}" fill="none" stroke="#0072b2"/>'
-    return f'<svg width="480" height="150"><title>{title}</title>{curve}</svg>'

@@ -1,6 +1,7 @@
-"""How much memory a run needs, by formula, and how much is there. Imports torch for a GPU alone."""
+"""How much memory and disk a run needs, by formula, and how much is there. Imports torch for a GPU alone."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,53 @@ def refuse_too_large(config: RunConfig, device: Any, *, training: bool, longest:
     raise ConfigError(
         f"{config.name!r} needs about {format_bytes(needed)}, and {format_bytes(free)} are free; "
         + (f"lower {cure}, or use a larger machine" if training else "use a larger machine")
+    )
+
+
+def checkpoint_bytes(config: RunConfig, *, whole: bool) -> int:
+    """A checkpoint's size: what is trained, keys and their books, experts that no seed makes again; whole: with the
+    optimizer's memory."""
+    model = config.model
+    trainable, total = count_parameters(model)
+    keys = model.num_layers * model.num_experts * (8 * model.d_model + 64) if model.ffn == "some" else 0
+    is_remade = model.ffn == "some" and model.init_method != "orthogonal"
+    frozen = 0 if is_remade else (total - trainable) * (2 if model.expert_dtype == "bfloat16" else 4)
+    return 4 * trainable + keys + frozen + (8 * trainable if whole else 0)
+
+
+def disk_bytes(config: RunConfig, steps: int | None) -> tuple[int, int]:
+    """What one checkpoint takes, and all that lie there at once: those kept, the best, and one being written.
+
+    steps: that the run makes, where they are known; it may make fewer checkpoints than it would keep.
+    """
+    train = config.train
+    one = checkpoint_bytes(config, whole=train.checkpoints == "all")
+    if train.checkpoints == "best":  # at the end; where it is interrupted, beside all that it goes on from
+        return one, one + checkpoint_bytes(config, whole=True)
+    saved = train.keep_last + 2
+    if steps is not None:
+        periods = [every for every in (train.save_every, train.eval_every) if every]
+        saved = min(saved, sum(steps // every for every in periods) + train.epochs + 2)
+    return one, saved * one
+
+
+def free_disk(place: str | Path) -> int:
+    """Bytes that can be written where a folder is or will be."""
+    here = Path(place).absolute()
+    return shutil.disk_usage(next(part for part in (here, *here.parents) if part.is_dir())).free
+
+
+def refuse_full_disk(config: RunConfig, place: Path, steps: int, *, there: int) -> None:
+    """Refuse a run whose checkpoints would fill the disk, before it begins; there: how many lie there already."""
+    (one, needed), free = disk_bytes(config, steps), free_disk(place)
+    if max(needed - there * one, one) <= free:
+        return
+    smaller = {"all": ", or set train.checkpoints to weights or best", "weights": ", or set train.checkpoints to best"}
+    fewer = "" if config.train.checkpoints == "best" else ", lower train.keep_last"
+    raise ConfigError(
+        f"the checkpoints of {config.name!r} take up to {format_bytes(needed)} ({format_bytes(one)} each), and "
+        f"{format_bytes(free)} are free in {str(place)!r}; make room, choose another --out{fewer}"
+        + smaller.get(config.train.checkpoints, "")
     )
 
 

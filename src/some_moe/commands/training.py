@@ -139,7 +139,7 @@ def train_from_arguments(arguments: list[str]) -> int:
     if options.dry_run:
         from some_moe.lab.estimate import estimate
 
-        return write(estimate(config))
+        return write(estimate(config, options.out or f"runs/{config.name}"))
 
     from some_moe.system.claims import OBEYS, obey
 

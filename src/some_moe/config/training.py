@@ -111,6 +111,8 @@ class TrainConfig(Config):
     """Save a checkpoint every so many steps too, not only after an evaluation; 0 is off."""
     keep_last: Count = 2
     """Checkpoints kept, besides the best one."""
+    checkpoints: Literal["all", "weights", "best"] = "all"
+    """What is saved: all that resuming needs; weights alone; or the best weights alone, in memory until the end."""
     snapshot_every: Natural = 100
     """Keep the keys every so many steps, to see them move; 0 keeps none."""
     sample_every: Natural = 0

@@ -8,11 +8,12 @@ import platform
 import time
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from some_moe.config import RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.lab.bench.shapes import PEAK_FLOPS, step_flops_per_token
-from some_moe.memory import available_bytes, format_bytes, needed_bytes
+from some_moe.memory import available_bytes, disk_bytes, format_bytes, free_disk, needed_bytes
 
 MEASURED_SECONDS = 0.2
 PRODUCT_SIZE = 384  # of the matrices that are multiplied to learn how fast this machine is
@@ -53,8 +54,8 @@ def may_have_gpu() -> bool:
     return os.name == "nt" or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")))
 
 
-def estimate(config: RunConfig) -> str:
-    """Return what `some train --dry-run` prints: the config as the run would save it, and its cost."""
+def estimate(config: RunConfig, out: str | Path = "runs") -> str:
+    """Return what `some train --dry-run` prints: the config as a run in `out` would save it, and its cost."""
     place = Place.find(config)
     config = place.settle(config)
     count, steps = count_parameters(config.model), config.known_steps
@@ -65,9 +66,18 @@ def estimate(config: RunConfig) -> str:
         config.to_yaml() + "\n"
         f"parameters: {count.trainable:,} trained of {count.total:,} ({count.trainable / count.total:.2%})\n"
         f"memory: about {format_bytes(memory)} on {place.description}{room}{warning}\n"
+        f"disk: {describe_disk(config, out)}\n"
         f"steps: {'known once the data is read' if steps is None else format(steps, ',')}\n"
         f"time: {describe_time(config, estimate_step(config, place))}\n"
     )
+
+
+def describe_disk(config: RunConfig, out: str | Path) -> str:
+    (one, needed), free = disk_bytes(config, config.known_steps), free_disk(out)
+    kind = {"all": "", "weights": " of weights alone", "best": " of weights alone, kept in memory until the end"}
+    warning = "" if needed <= free else "; make room, lower train.keep_last, or set train.checkpoints"
+    each = f"{format_bytes(one)} each{kind[config.train.checkpoints]}"
+    return f"checkpoints take up to {format_bytes(needed)}, {each}; {format_bytes(free)} are free in {out}{warning}"
 
 
 def describe_time(config: RunConfig, seconds: float | None) -> str:
@@ -89,6 +99,7 @@ def estimate_job(config: RunConfig) -> dict[str, int | float | None]:
         "total_parameters": count_parameters(config.model).total,
         "memory_bytes": needed_bytes(config, training=True),
         "free_bytes": available_bytes(place.device),
+        "disk_bytes": disk_bytes(config, steps)[1],
         "estimated_seconds": None if steps is None or step is None else steps * step,
     }
 

@@ -180,6 +180,7 @@ class State(Record):
     epochs: list[Epoch]
     libraries: list[dict[str, Any]]
     data_digest: str
+    without_optimizer: bool = False
     config: dict[str, Any] = {}
     changes: list[Change] = []
 

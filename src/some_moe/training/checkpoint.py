@@ -53,23 +53,26 @@ def describe_libraries(model: SomeLM) -> list[dict[str, Any]]:
     return [library.describe() for library in list_remade(model)]
 
 
-def save_checkpoint(
-    folder: Path, model: SomeLM, optimizer: torch.optim.Optimizer, state: dict[str, Any], extra: dict[str, Tensor]
-) -> Path:
-    """Write checkpoints/step-N; state["step"] is N. Returns its path."""
+def name_memory(model: SomeLM, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimizer remembers, by the names of the model's parameters."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    memory = {
-        f"{names[parameter]}/{part}": value
-        for parameter, parts in optimizer.state.items()
-        for part, value in parts.items()
-    }
+    memory = optimizer.state.items()
+    return {f"{names[parameter]}/{part}": value for parameter, parts in memory for part, value in parts.items()}
+
+
+def copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def save_checkpoint(folder: Path, weights: dict[str, Tensor], memory: dict[str, Tensor], state: dict[str, Any]) -> Path:
+    """Write checkpoints/step-N; state["step"] is N. Returns its path."""
     place = folder / f"step-{state['step']}"
     scratch = name_scratch(place)
     try:
         folder.mkdir(exist_ok=True)  # but not the run folder: one that was moved away is not made again
         scratch.mkdir()
-        write_tensors(scratch / "model.safetensors", dict(model.state_dict()))
-        write_tensors(scratch / "optimizer.safetensors", memory | extra)
+        write_tensors(scratch / "model.safetensors", weights)
+        write_tensors(scratch / "optimizer.safetensors", memory)
         hashes = {name: _hash_file(scratch / name) for name in TENSOR_FILES}
         record = {"format_version": FORMAT_VERSION, "hashes": hashes} | state
         write_whole(scratch / "state.json", json.dumps(record, indent=1))
@@ -85,7 +88,8 @@ def save_checkpoint(
 
 def prune_checkpoints(folder: Path, keep_last: int, best_step: int | None) -> None:
     """Remove all but the last few and the best."""
-    for path in [*list_steps(folder).values()][:-keep_last]:
+    found = [*list_steps(folder).values()]
+    for path in found[: max(0, len(found) - keep_last)]:
         if path.name != f"step-{best_step}":
             remove_whole(path)
 

@@ -21,12 +21,13 @@ from some_moe.data.dataset import Dataset, prepare
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.errors import INTERRUPTED
 from some_moe.hashing import derive_key
-from some_moe.memory import refuse_too_large
+from some_moe.memory import refuse_full_disk, refuse_too_large
 from some_moe.metrics.usage import gini
 from some_moe.model.transformer import SomeLM
 from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
 from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
+from some_moe.sinks.words import describe_evaluation
 from some_moe.system.processes import Interrupts
 from some_moe.training import checkpoint
 from some_moe.training.evaluate import Evaluation, evaluate
@@ -38,6 +39,7 @@ from some_moe.training.runs import open_branches
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
 
+Kept = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]  # what a checkpoint is written from
 AGAIN = "make room, and resume it again"
 
 
@@ -96,6 +98,7 @@ class Trainer:
         self.total_steps = config.count_steps(self.batches.num_rows)
         longest = int(self.dataset.train.lengths.max())
         refuse_too_large(config, self.machine.device, training=True, longest=longest)
+        refuse_full_disk(config, folder.path, self.total_steps, there=len(folder.list_checkpoints()))
         self.model = self.machine.make_model(config) if model is None else self.machine.adopt(model)
         self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
         self.optimizer = self.stepper.optimizer
@@ -106,6 +109,7 @@ class Trainer:
         self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and group.is_main else None
         self.last_valid: Evaluation | None = None  # of the last step evaluated, which ends every run
         self.saved_step: int | None = None
+        self.best: Kept | None = None  # a checkpoint in memory, where only the best is to be written, at the end
         self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not group.is_single)
         self.interrupted = False  # in this process or another of the group
         self.pending_metrics: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of steps since the last look
@@ -113,26 +117,48 @@ class Trainer:
 
     # --- saving and restoring -------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Write a checkpoint, unless this step has one; then remove what is no longer needed."""
-        if self.saved_step == self.progress.step:
+    def save(self, *, leaving: bool = False) -> None:
+        """Write a checkpoint, unless this step has one; then remove what is no longer needed.
+
+        Of a run that writes the best alone, the best stays in memory until it ends. leaving: it stops here.
+        """
+        progress, kind = self.progress, self.config.train.checkpoints
+        if self.saved_step == progress.step:
             return
         self.verify_group()
+        whole = kind == "all" or (kind == "best" and leaving)
+        memory = checkpoint.name_memory(self.model, self.optimizer) if whole else {}
+        kept = dict(self.model.state_dict()), memory | {"epoch_counts": self.epoch_counts}, self.describe_state(whole)
+        if kind != "best" or leaving:
+            self.write_best()
+            self.write(kept)
+            self.saved_step = progress.step
+        elif progress.best_step == progress.step:
+            weights, memory, state = kept
+            self.best = checkpoint.copy_to_cpu(weights), checkpoint.copy_to_cpu(memory), state
+
+    def write(self, kept: Kept) -> None:
         if self.group.is_main:
-            state = self.describe_state()
-            extra = {"epoch_counts": self.epoch_counts}
-            checkpoint.save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, state, extra)
+            checkpoint.save_checkpoint(self.folder.checkpoints, *kept)
             self.prune()
-        self.saved_step = self.progress.step
         self.group.barrier()  # a process that ended now would have the one that writes killed
 
-    def prune(self) -> None:
-        checkpoint.prune_checkpoints(self.folder.checkpoints, self.config.train.keep_last, self.progress.best_step)
+    def write_best(self) -> None:
+        """Bring what is kept in memory to the disk."""
+        if self.best is not None:
+            self.write(self.best)
+            self.best = None
 
-    def describe_state(self) -> dict[str, Any]:
-        """What state.json says beside the hashes."""
+    def prune(self, *, finished: bool = False) -> None:
+        """Remove the checkpoints that nobody needs any more."""
+        config = self.config.train
+        keep_last = config.keep_last if config.checkpoints != "best" else int(not finished)
+        checkpoint.prune_checkpoints(self.folder.checkpoints, keep_last, self.progress.best_step)
+
+    def describe_state(self, whole: bool = True) -> dict[str, Any]:
+        """What state.json says beside the hashes. whole: with the optimizer's memory."""
         about = {"libraries": self.libraries, "data_digest": self.dataset.digest, "config": self.config.flatten()}
-        return asdict(self.progress) | about
+        return asdict(self.progress) | about | ({} if whole else {"without_optimizer": True})
 
     def verify_group(self) -> None:
         """Go on only if every process of a group holds the same."""
@@ -150,9 +176,14 @@ class Trainer:
                 "data, or start a new run with --init-from"
             )
         extra = {"epoch_counts": self.epoch_counts}
-        extra = checkpoint.load_optimizer(place, self.model, self.optimizer, extra, steps=state["step"])
+        forgets = bool(state["step"] and state.get("without_optimizer"))
+        steps = 0 if forgets else state["step"]
+        extra = checkpoint.load_optimizer(place, self.model, self.optimizer, extra, steps=steps)
         self.epoch_counts = extra["epoch_counts"].to(self.machine.device)
         self.progress = Progress(**{name: state[name] for name in asdict(self.progress) if name in state})
+        if forgets:
+            self.progress.changes.append({"step": state["step"], "field": "optimizer", "before": "", "after": "anew"})
+            self.display.say(f"{place} holds weights alone: the optimizer begins anew, and the run ends otherwise")
         self.saved_step = self.progress.step
         return state
 
@@ -228,6 +259,7 @@ class Trainer:
         progress.seconds += time.perf_counter() - self.clock - compiled
         for step, (loss, norm) in enumerate(figures, first):
             if not math.isfinite(loss) or not math.isfinite(norm):
+                self.write_best()
                 raise TrainingStoppedError(self.describe_divergence(loss, norm, step))
             progress.epoch_loss += loss
             progress.epoch_steps += 1
@@ -253,7 +285,7 @@ class Trainer:
         elif due(config.save_every):
             self.save()
         if self.interrupted:
-            self.save()
+            self.save(leaving=True)
             again = f"continue with: {self.folder.resume_command}"
             raise TrainingStoppedError(f"interrupted at step {step}, which is saved; {again}", INTERRUPTED)
 
@@ -269,7 +301,7 @@ class Trainer:
         now: dict[str, Any] = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens}
         figures = {f"val_{name}" if name.startswith("loss") else name: value for name, value in found.to_dict().items()}
         self.record(now | figures)
-        self.display.say(self.describe_evaluation(epoch, found))
+        self.display.say(describe_evaluation(epoch + 1, progress.step, found.to_dict()))
         if ends_epoch or progress.stopped_early:
             train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
             now = {"epoch": epoch + 1} | now | {"train_loss": train_loss}
@@ -286,6 +318,7 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Report by test, on the checkpoint that valid chose, and write result.json."""
         progress = self.progress
+        self.write_best()
         valid, test_last = self.last_valid or self.measure("valid"), self.measure("test")
         test_best = test_last
         best = self.folder.checkpoints / f"step-{progress.best_step}"
@@ -301,7 +334,7 @@ class Trainer:
             "changes": progress.changes,
         }
         if self.group.is_main:
-            self.prune()  # a process that died may have left one too many
+            self.prune(finished=True)  # a process that died may have left one too many
         self.folder.write_result(result)
         return result
 
@@ -349,17 +382,6 @@ class Trainer:
         if self.board is not None:
             self.board.add(figures)
 
-    def describe_evaluation(self, epoch: int, found: Evaluation) -> str:
-        text = f"epoch {epoch + 1}, step {self.progress.step}: val loss {found.loss:.4f}"
-        text += f", perplexity {found.perplexity:.2f}"
-        if found.loss_padded is not None:
-            text += f" (over padding too: {found.loss_padded:.4f})"
-        if found.layers:
-            middle = found.layers[len(found.layers) // 2]
-            used = f"{middle['experts_used']}/{middle['num_experts']} experts"
-            text += f", middle layer gini {middle['gini']:.3f}, {used}"
-        return text
-
     def describe_divergence(self, loss: float, norm: float, step: int) -> str:
         what = f"norm of the gradient became {norm}" if math.isfinite(loss) else f"loss became {loss}"
         kept = self.folder.describe_newest("good")
@@ -394,7 +416,7 @@ def start(
     with folder.claim(), folder.writing():
         folder.create(trainer.dataset.tokenizer.to_json(), group.describe(trainer.machine.describe()), record)
         if init_from is not None:
-            trainer.save()  # a run that dies early begins again with these weights, not with the seed's
+            trainer.save(leaving=True)  # a run that dies early begins again with these weights, not with the seed's
         folder.write_config(config)
     return trainer
 

@@ -12,13 +12,8 @@ from some_moe.training.evaluate import Evaluation
 
 def epoch_record(start: dict[str, Any], found: Evaluation, train_counts: Tensor) -> dict[str, Any]:
     """One epoch's line, as far as it is known: losses, and the middle layer's usage in evaluation and in training."""
-    record = start | {
-        "val_loss": found.loss,
-        "val_loss_on_padding": found.loss_on_padding,
-        "val_loss_padded": found.loss_padded,
-        "perplexity": found.perplexity,
-        "bits_per_byte": found.bits_per_byte,
-    }
+    record = start | {f"val_{name}": getattr(found, name) for name in ("loss", "loss_on_padding", "loss_padded")}
+    record |= {"perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
     if found.layers:
         middle = len(found.layers) // 2
         in_training = summarize_usage(train_counts[middle])

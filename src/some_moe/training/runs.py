@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import cached_property
-from html import escape
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from some_moe.config import ConfigError, RunConfig
 from some_moe.config.run import WITHOUT_EFFECT
 from some_moe.errors import FailureError, in_a_sentence
-from some_moe.layout import draw_losses, format_number
 from some_moe.memory import refuse_too_large
+from some_moe.sinks.words import describe_run, draw_run
 from some_moe.training.run_folder import RunFolder, read_log, read_state_file
 
 if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
@@ -170,20 +169,13 @@ class Run:
 
     def __repr__(self) -> str:
         """Name, state, the losses of each epoch, and where everything is."""
-        name, found, where = self.config.name, self.result, f"everything is in {self.path}"
-        if found is None:
-            return f"{name}: training or killed\n{where}"
-        lines = [f"{name}: {found['status']} after {found['steps']:,} steps"]
-        for epoch in found["epochs"]:
-            losses = ((loss, format_number(epoch[loss], ".4f")) for loss in ("train_loss", "val_loss", "perplexity"))
-            figures = ", ".join(f"{loss.replace('_', ' ')} {figure}" for loss, figure in losses)
-            lines.append(f"  epoch {epoch['epoch']}, step {epoch['step']:,}: {figures}")
-        return "\n".join([*lines, f"test loss {format_number(found['test_loss'], '.4f')} nats per token", where])
+        return describe_run(self.config.name, self.result, self.path)
 
     def _repr_html_(self) -> str:
-        """The same for a notebook, all text escaped, with the training loss as a line."""
-        points = [(line["step"], line["train_loss"]) for line in self.metrics if "train_loss" in line]
-        return f"<pre>{escape(repr(self))}</pre>{draw_losses(points)}"
+        """The same for a notebook, with the training loss as a line."""
+        return draw_run(
+            repr(self), [(line["step"], line["train_loss"]) for line in self.metrics if "train_loss" in line]
+        )
 
 
 @in_a_sentence()

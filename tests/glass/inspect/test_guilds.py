@@ -25,7 +25,7 @@ from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
 from some_moe.stories.generator import tell_many
 from some_moe.system.forms import fit
-from some_moe.training.checkpoint import save_checkpoint
+from some_moe.training.checkpoint import name_memory, save_checkpoint
 from some_moe.training.loop import Progress
 from some_moe.training.runs import Run
 
@@ -150,7 +150,7 @@ def save_run(run: Run, folder: Path) -> Path:
     (folder / "tokenizer.json").write_text(run.tokenizer.to_json(), encoding="utf-8")
     optimizer = torch.optim.SGD(run.model.parameters())
     state = asdict(Progress()) | {"best_step": 0, "libraries": [], "data_digest": ""}
-    save_checkpoint(folder / "checkpoints", run.model, optimizer, state, {})
+    save_checkpoint(folder / "checkpoints", dict(run.model.state_dict()), name_memory(run.model, optimizer), state)
     return folder
 
 
