@@ -87,6 +87,7 @@ def _make_queue() -> None:
     """A queue of one job that is done, as `some experiments run` leaves it, without its process."""
     from some_moe.commands.training import take_settings
     from some_moe.lab.jobs import make_jobs
+    from some_moe.lab.joined import PLAN, Plan
     from some_moe.lab.measured import write_record
     from some_moe.lab.registry.selection import select_experiments
     from some_moe.training.run_folder import RunFolder
@@ -105,6 +106,10 @@ def _make_queue() -> None:
         "seconds": 1.0,
         "at_once": 1,
     }
+    (Path("out") / PLAN).write_text(
+        json.dumps(vars(Plan.make([job], overrides | {"data.source": "source.txt"}, Path("out"), Path("results")))),
+        encoding="utf-8",
+    )
     Path("out/queue.json").write_text(json.dumps({"format_version": 1, "jobs": [line]}, indent=1), encoding="utf-8")
 
 

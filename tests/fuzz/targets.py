@@ -96,6 +96,10 @@ QUEUE = [
     Command(words=("experiments", "run", *material.QUEUE, "--dry-run", *more), part="queue")
     for more in ((), ("--json",))
 ]
+JOIN = [
+    Command(words=("experiments", "run", "--join", "--out", "out", "--dry-run", *more), part="queue")
+    for more in ((), ("--json",))
+]
 
 
 # --- damage -------------------------------------------------------------------------------------------------
@@ -466,6 +470,7 @@ TARGETS = [
     Target(name="cache", weight=4, damage=in_cache, commands=EVAL + AFRESH + COLLECT),
     of_mine("results", 4, in_file("results/*.json", AS_JSON), COMPARE, "results"),
     of_mine("queue", 2, in_file("out/queue.json", AS_JSON), QUEUE),
+    of_mine("plan", 2, in_file("out/joined.json", AS_JSON), JOIN),
     of_mine("record", 2, in_file("results/*.json", AS_JSON), QUEUE),
     of_mine("job", 2, in_file("out/*/*.*", AS_JSON), QUEUE),
     of_mine("txt", 2, in_source(".txt", AS_TEXT), ON_TEXT, "sources"),
