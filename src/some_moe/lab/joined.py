@@ -181,6 +181,7 @@ class JoinedQueue(Queue):
                     self.held[name] = claim
                     if died is not None:
                         self.say(f"{self._title(turn)}taken up again: {died}")
+                        self._pause()  # where there are no locks: its run, should it live, sees the new claim and ends
                     return turn
         return None
 
