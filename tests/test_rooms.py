@@ -101,7 +101,7 @@ BUDGETS = {
     "growth": 800,
     "glass": 4_880,
     "lab": 3_750,
-    "commands": 1_150,
+    "commands": 1_260,
     "cli": 335,
     "api": 170,
     "layout": 160,

@@ -28,8 +28,8 @@ PRELOADED = (
     "some_moe.api", "some_moe.cli", "some_moe.commands.experiments", "some_moe.commands.reporting",
     "some_moe.commands.tables", "some_moe.commands.tracing", "some_moe.commands.training",
     "some_moe.commands.glassbox", "some_moe.lab.jobs", "some_moe.lab.joined", "some_moe.lab.queue",
-    "some_moe.lab.registry.presets", "some_moe.lab.registry.selection", "some_moe.environment", "some_moe.training.loop",
-    "some_moe.training.runs", "some_moe.glass.api", "some_moe.glass.inspect.collect",
+    "some_moe.lab.registry.presets", "some_moe.lab.registry.selection", "some_moe.environment",
+    "some_moe.training.loop", "some_moe.training.runs", "some_moe.glass.api", "some_moe.glass.inspect.collect",
     "some_moe.glass.inspect.findings", "some_moe.glass.inspect.guilds", "some_moe.glass.figures",
 )  # fmt: skip
 

@@ -311,8 +311,8 @@ def write_merged(base: Run, parts: list[Part], out: Path, favour: float) -> Run:
     with folder.claim(), folder.writing():
         device = describe_device(torch.device("cpu"))
         folder.create(base.tokenizer.to_json(), device, {"format_version": 1} | grown.model_dump())
-        nothing = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)  # a merged run is not trained
-        save_checkpoint(folder.checkpoints, model, nothing, asdict(loop.Progress()) | about, {})
+        state = asdict(loop.Progress()) | about
+        save_checkpoint(folder.checkpoints, dict(model.state_dict()), {}, state)  # not trained: no optimizer
         folder.write_config(config)
         folder.release()
     return load(out)
