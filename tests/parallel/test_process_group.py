@@ -150,17 +150,49 @@ def test_buckets_hold_every_tensor_once_by_dtype_and_close_when_full() -> None:
 # --- whole runs -----------------------------------------------------------------------------------------------
 
 
-def test_torchrun_trains_to_the_figures_of_one_process(alone: Path, members: Members, tmp_path: Path) -> None:
+def run_torchrun(
+    members: Members, run: Path, launch: list[str], program: list[str], **environment: str
+) -> subprocess.CompletedProcess[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    environment = os.environ | {"SOME_CACHE": str(members.cache), "OMP_NUM_THREADS": "1"}
-    words = ["-m", "some_moe", *SETTINGS, "--out", str(tmp_path / "run")]
-    done = subprocess.run([*torchrun, *words], env=environment, capture_output=True, text=True, timeout=120)
+    environment |= {"SOME_CACHE": str(members.cache), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [*torchrun, *launch, *program, *SETTINGS, "--out", str(run), "--resume", "auto"]
+    return subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+
+
+def test_torchrun_trains_to_the_figures_of_one_process(alone: Path, members: Members, tmp_path: Path) -> None:
+    done = run_torchrun(members, tmp_path / "run", [], ["-m", "some_moe"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 12/12") == 1
     assert "12 steps on 2 processes, each on" in done.stdout
     assert_agree(alone, tmp_path / "run")
     assert {p.name for p in (tmp_path / "run").iterdir()} == {p.name for p in alone.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(members: Members, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of two processes that a killed one is held against."""
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert members.run("command", path.parent, words=[*SETTINGS, "--out", str(path)]) == [0, 0]
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dies_at", "goes_on_at"), [(2, 0), (8, 6)])
+def test_torchrun_restarts_a_run_whose_process_was_killed_to_the_bits_of_an_undisturbed_one(
+    members: Members, undisturbed: Path, tmp_path: Path, dies_at: int, goes_on_at: int
+) -> None:
+    program = [str(MEMBER.with_name("mortal.py"))]
+    done = run_torchrun(members, tmp_path / "run", ["--max-restarts", "1"], program, DIES_AT=str(dies_at))
+    assert done.returncode == 0, done.stderr
+    assert "process 0 of 2 lost touch with the others" in done.stderr
+    assert f"at step {goes_on_at} of 12" in done.stdout
+    for file in ("checkpoints/step-12/model.safetensors", "checkpoints/step-12/optimizer.safetensors"):
+        assert (tmp_path / "run" / file).read_bytes() == (undisturbed / file).read_bytes()
+    logs = [read_log(run / "metrics.jsonl") for run in (tmp_path / "run", undisturbed)]
+    losses = [[record.get("train_loss", record.get("val_loss")) for record in log] for log in logs]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 14
 
 
 def test_a_signal_to_one_process_stops_both_after_the_same_step_and_one_process_resumes(

@@ -84,12 +84,27 @@ class ProcessGroup:
         with self._listening():
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
+                store=self._open_store(),
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=self.patience,
                 device_id=device if device.type == "cuda" else None,
             )
         self.device = device
+
+    def _open_store(self) -> Any:
+        """Where the processes find each other: torchrun's own store, under a name of this attempt; None is torch's way.
+
+        torchrun keeps one store over its restarts, where a new attempt would find the dead one's addresses.
+        """
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            return None
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
+
+        host, port = os.environ["MASTER_ADDR"], _read_number("MASTER_PORT", None)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"attempt-{attempt}", TCPStore(host, port, is_master=False, timeout=self.patience))
 
     def __enter__(self) -> Self:
         return self
