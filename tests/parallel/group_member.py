@@ -63,30 +63,83 @@ def make_rows(count: int) -> Rows:
     return Rows(np.concatenate(stories), np.cumsum([0, *map(len, stories)]))
 
 
+# Models whose experts are shared out, by what is trained of them.
+KINDS: dict[str, dict[str, Any]] = {
+    "frozen": {},
+    "full": {"trainability": "full"},
+    "lora": {"trainability": "lora", "lora_rank": 2},
+    "gains": {"gains": True, "router": "learned", "center_queries": False, "learn_temperature": True},
+    "shared_down": {"shared_down": True, "output_scale": True},
+    "orthogonal": {"init_method": "orthogonal"},
+}
+
+
+def make_config(model: ModelConfig, batch_size: int, data: dict[str, Any], **train: Any) -> RunConfig:
+    return RunConfig(
+        model=model,
+        gravity=GRAVITY if model.router == "gravity" else GravityConfig.off(),
+        data=DataConfig(seq_len=40, batch_size=batch_size, **data),
+        train=TrainConfig(learning_rate=3e-3, **train),
+    )
+
+
 def take_steps(group: ProcessGroup = SINGLE) -> dict[str, torch.Tensor]:
-    """Five steps of each case in float64: losses, the last step's routing, parameters and keys."""
+    """Five steps of each case in float64."""
     found: dict[str, torch.Tensor] = {}
     for case, (rows_a_step, batch_size, data) in CASES.items():
-        config = RunConfig(
-            model=MODEL,
-            gravity=GRAVITY,
-            data=DataConfig(seq_len=40, batch_size=batch_size, **data),
-            train=TrainConfig(learning_rate=3e-3),
-        )
-        batches = Batches(make_rows(400), config.data, rows_a_step=rows_a_step, seed=1)
-        model = SomeLM(MODEL, GRAVITY).double()
-        optimizer = make_optimizer(model, config.train)
-        losses = []
-        for step, batch in zip(range(STEPS), batches.epoch(0), strict=False):
-            inputs = prepare(batch, config, step, STEPS, CPU, group)
-            result = train_step(model, optimizer, inputs, config, group)
-            losses.append(result.loss)
-        found[f"{case}/losses"] = torch.stack(losses)
-        for layer, routing in enumerate(result.routings):
-            values = {f.name: getattr(routing, f.name) for f in fields(Routing)}
-            found |= {f"{case}/{layer}.{name}": value for name, value in values.items() if value is not None}
-        found |= {f"{case}/{name}": value for name, value in model.state_dict().items()}
+        config = make_config(MODEL, batch_size, data)
+        found |= {f"{case}/{name}": value for name, value in take(config, rows_a_step, torch.float64, group).items()}
+    return found
+
+
+def take(config: RunConfig, rows_a_step: int, dtype: torch.dtype, group: ProcessGroup) -> dict[str, torch.Tensor]:
+    """Five steps: losses, gradient norms, the last step's routing, parameters and keys, all of them whole."""
+    batches = Batches(make_rows(400), config.data, rows_a_step=rows_a_step, seed=1)
+    model = SomeLM(config.model, config.gravity, experts=group.own_experts()).to(dtype)
+    group.take_over(model)
+    sharing = group.count_sharing(config)
+    assert all(len(library.up) * sharing == config.model.num_experts for library in model.libraries)
+    optimizer = make_optimizer(model, config.train)
+    if group.sharding is not None:
+        optimizer.clip = group.sharding.clip
+    results = []
+    for step, batch in zip(range(STEPS), batches.epoch(0), strict=False):
+        inputs = prepare(batch, config, step, STEPS, CPU, group)
+        results.append(train_step(model, optimizer, inputs, config, group))
+    found = {"losses": torch.stack([result.loss for result in results])}
+    found["norms"] = torch.stack([result.gradient_norm for result in results])
+    for layer, routing in enumerate(results[-1].routings):
+        values = {f.name: getattr(routing, f.name) for f in fields(Routing)}
+        # Of the rows of this process alone are what it has chosen for each of them.
+        of_rows = set() if group.sharding is None else {"experts", "gates", "query"}
+        found |= {f"{layer}.{k}": value for k, value in values.items() if value is not None and k not in of_rows}
+    for name, value in model.state_dict().items():
+        found[name] = value.full_tensor() if hasattr(value, "full_tensor") else value
     return {name: value.contiguous() for name, value in found.items()}
+
+
+def share_out(kind: str, dtype: torch.dtype, group: ProcessGroup, **train: Any) -> dict[str, torch.Tensor]:
+    """Five steps of a kind of model that a group shares out as `train` says."""
+    config = make_config(MODEL.override(KINDS[kind]), 8, {}, **train)
+    if not group.is_single:
+        from some_moe.parallel.sharding import Sharding
+
+        group.refuse_uneven(config)
+        group.sharding = Sharding(config, group, group.count_sharing(config))
+    return take(config, 16, dtype, group)
+
+
+def run_sharded(place: Path, options: dict[str, Any]) -> int:
+    """Steps of every kind in options["kinds"], shared out in each of options["ways"]."""
+    with ProcessGroup.from_environment() as group:
+        group.join(CPU)
+        for kind in options["kinds"]:
+            for way, train in options["ways"].items():
+                for dtype in (torch.float64, torch.float32):
+                    found = share_out(kind, dtype, group, **train)
+                    if group.is_main:
+                        save_file(found, place / f"{kind} {way} {str(dtype).removeprefix('torch.')}.safetensors")
+    return 0
 
 
 def measure(num_rows: int, group: ProcessGroup = SINGLE) -> dict[str, Any]:
@@ -122,6 +175,16 @@ def be_asked_to_stop(trainer: loop.Trainer) -> None:  # noqa: ARG001
     os.kill(os.getpid(), signal.SIGTERM)  # and once more, by a launcher that passes it on
 
 
+def die_when_parts_are_written(trainer: loop.Trainer) -> None:  # noqa: ARG001
+    """The next part that this process is to write is its last."""
+    from torch.distributed.checkpoint import hf_storage
+
+    def write_data(*arguments: Any) -> Any:  # noqa: ARG001
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    hf_storage.HuggingFaceStorageWriter.write_data = write_data  # type: ignore[method-assign]
+
+
 def drift(trainer: loop.Trainer) -> None:
     with torch.no_grad():
         trainer.model.head.bias[3] += 1e-6
@@ -129,6 +192,7 @@ def drift(trainer: loop.Trainer) -> None:
 
 DEEDS: dict[str, Callable[[loop.Trainer], None]] = {
     "die": die,
+    "die when parts are written": die_when_parts_are_written,
     "freeze": freeze,
     "be asked to stop": be_asked_to_stop,
     "drift": drift,
@@ -173,5 +237,5 @@ def run_command(place: Path, options: dict[str, Any]) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.environ.update(globals()["environment"])
-    jobs = {"steps": run_steps, "command": run_command}
+    jobs = {"steps": run_steps, "command": run_command, "sharded": run_sharded}
     sys.exit(jobs[globals()["job"]](Path(globals()["place"]), globals()["options"]))

@@ -1,15 +1,9 @@
 """Several processes on this machine: they end with one another's bits, and with one process's figures."""
 
 import json
-import multiprocessing
-import os
 import runpy
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,90 +14,9 @@ from some_moe.config import ConfigError, TrainConfig
 from some_moe.parallel.process_group import BUCKET_BYTES, ProcessGroup, digest_tensors, fill_buckets
 from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import RunFolder, read_log
+from tests.parallel.members import MEMBER, SETTINGS, Members, assert_agree, run_torchrun, said
 
-MEMBER = Path(__file__).with_name("group_member.py")
-PATIENCE_SECONDS = 60
 UNEVEN = [45, 5]  # rows to score in batches of eight: six batches, the last of them short; and one batch for two
-
-# Twelve steps of 8 rows; three batches to validate on, so that two processes score unequal shares.
-SETTINGS = [
-    *("train", "--preset", "smoke", "--data.train-subset-size", "48", "--data.val-subset-size", "20"),
-    *("--train.sample-tokens", "4", "--train.log-every", "1", "--model.center-queries", "true"),
-    *("--gravity.delta", "0.05", "--gravity.theta-percentile", "0.3", "--gravity.token-fraction", "0.5"),
-    *("--gravity.respawn-below", "0.9", "--gravity.respawn-patience", "2"),
-]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-class Members:
-    """Starts teams of two processes, each a quick fork of one server that has imported what they need."""
-
-    def __init__(self, cache: Path) -> None:
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["some_moe.training.loop", "some_moe.commands.training"])
-        self.cache = cache
-
-    def run(self, job: str, place: Path, *, frozen: bool = False, **options: Any) -> list[int | None]:
-        """Run a job of group_member.py in both, for their exit codes. `frozen`: the second will not end by itself."""
-        place.mkdir(exist_ok=True)
-        shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        shared |= {"MASTER_PORT": str(free_port()), "SOME_CACHE": str(self.cache)}
-        processes = []
-        for rank in range(2):
-            told = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            what = {"environment": told, "job": job, "place": str(place), "options": options}
-            processes.append(self.context.Process(target=runpy.run_path, args=(str(MEMBER), what, "__main__")))
-        for process in processes:
-            process.start()
-        processes[0].join(PATIENCE_SECONDS)
-        processes[1].join(0 if frozen else PATIENCE_SECONDS)
-        codes = [process.exitcode for process in processes]
-        for process in processes:
-            process.kill()
-            process.join()
-        return codes
-
-
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
-    return Members(tmp_path_factory.getbasetemp() / "cache")
-
-
-@pytest.fixture(scope="module")
-def alone(members: Members, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process that the teams' runs are held against."""
-    os.environ["SOME_CACHE"] = str(members.cache)
-    path = tmp_path_factory.mktemp("alone") / "run"
-    assert main([*SETTINGS, "--out", str(path)]) == 0
-    return path
-
-
-def said(place: Path, stream: str = "err") -> list[str]:
-    return [(place / f"{stream}-{rank}").read_text() for rank in range(2)]
-
-
-def assert_agree(left: Path, right: Path) -> None:
-    """Same losses, logs, parameters, keys and optimizer, but for rounding."""
-    results = [json.loads((path / "result.json").read_text()) for path in (left, right)]
-    for name in ("train_loss", "val_loss", "best_val_loss", "test_loss", "bits_per_byte"):
-        assert results[0][name] == pytest.approx(results[1][name], abs=1e-5), name
-    assert results[0]["tokens"] == results[1]["tokens"]
-    logs = [read_log(path / "metrics.jsonl") for path in (left, right)]
-    assert [record["step"] for record in logs[0]] == [record["step"] for record in logs[1]]
-    losses = [[record["train_loss"] for record in log if "train_loss" in record] for log in logs]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert [p.name for p in RunFolder(left).list_checkpoints()] == [p.name for p in RunFolder(right).list_checkpoints()]
-    for file in ("model.safetensors", "optimizer.safetensors"):
-        states = [load_file(RunFolder(path).list_checkpoints()[-1] / file) for path in (left, right)]
-        assert states[0].keys() == states[1].keys()
-        for name, value in states[0].items():
-            assert torch.allclose(value.double(), states[1][name].double(), rtol=0, atol=1e-4), name
 
 
 # --- steps ----------------------------------------------------------------------------------------------------
@@ -148,16 +61,6 @@ def test_buckets_hold_every_tensor_once_by_dtype_and_close_when_full() -> None:
 
 
 # --- whole runs -----------------------------------------------------------------------------------------------
-
-
-def run_torchrun(
-    members: Members, run: Path, launch: list[str], program: list[str], **environment: str
-) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    environment |= {"SOME_CACHE": str(members.cache), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [*torchrun, *launch, *program, *SETTINGS, "--out", str(run), "--resume", "auto"]
-    return subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, timeout=120)
 
 
 def test_torchrun_trains_to_the_figures_of_one_process(alone: Path, members: Members, tmp_path: Path) -> None:

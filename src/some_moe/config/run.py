@@ -12,7 +12,7 @@ from some_moe.config.training import DataConfig, TrainConfig
 FORMAT_VERSION = 1
 EXECUTION = frozenset({
     "model.expert_dtype", "model.residual_dtype", "train.device", "train.precision", "train.fast", "train.compile",
-    "train.kernel", "train.checkpoint_activations",
+    "train.kernel", "train.checkpoint_activations", "train.expert_parallel", "train.fsdp",
 })  # fmt: skip
 """Fields that say how a machine computes a run, not what is computed."""
 HOUSEKEEPING = frozenset({

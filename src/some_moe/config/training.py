@@ -97,6 +97,10 @@ class TrainConfig(Config):
     """Use torch.compile, and capture steps to replay them; null does so in the fast model, from 200 steps on."""
     kernel: Literal["auto", "reference", "cpu", "grouped", "triton"] = "auto"
     """Which implementation computes the experts; auto takes the fastest one for the device."""
+    expert_parallel: Literal["off", "machine", "all"] = "off"
+    """Several processes: each has all experts; or those of a machine, or all of them, have a share each."""
+    fsdp: bool = False
+    """Several processes: each keeps a share of what is trained, of its gradients and of AdamW's memory (FSDP2)."""
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass: less memory, more time."""
     deterministic: bool = False

@@ -55,13 +55,13 @@ def fill_experts(
             part.copy_(values)
 
 
-def fill_orthogonal(out: Tensor, matrix: str, *, seed: int, layer: int) -> None:
+def fill_orthogonal(out: Tensor, matrix: str, *, seed: int, layer: int, experts: Iterable[int] | None = None) -> None:
     """Fill out (E, rows, columns) with orthogonal matrices (orthonormal along the shorter side).
 
     The decomposition rounds differently on different machines, so these weights are saved, not regenerated.
     """
     uniform = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    fill_experts(uniform, matrix, bound=1.0, seed=seed, layer=layer)
+    fill_experts(uniform, matrix, bound=1.0, seed=seed, layer=layer, experts=experts)
     tall = out.shape[1] >= out.shape[2]
     for expert in range(out.shape[0]):
         normal = torch.erfinv(uniform[expert].double()) if tall else torch.erfinv(uniform[expert].double()).T
@@ -70,11 +70,11 @@ def fill_orthogonal(out: Tensor, matrix: str, *, seed: int, layer: int) -> None:
         out[expert].copy_(q if tall else q.T)
 
 
-def checksum(tensors: Iterable[Tensor]) -> str:
-    """Return 16 hexadecimal digits over the exact bits of the tensors, in order.
+def checksum(tensors: Iterable[Tensor], first: int = 0) -> str:
+    """Return 16 hexadecimal digits over the exact bits of the stacks, in order; first: the number of their first row.
 
     A sum of the bit patterns, each times a scrambled number of its position, in wrapping 64-bit integers:
-    exact whatever the order of addition, and fast on a GPU.
+    exact whatever the order of addition, and fast on a GPU. Parts of a stack have sums that add up to its own.
     """
     views = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     totals = []
@@ -82,8 +82,8 @@ def checksum(tensors: Iterable[Tensor]) -> str:
         bits = tensor.detach().contiguous().view(-1).view(views[tensor.element_size()])
         for start in range(0, bits.numel(), _CHUNK):
             part = bits[start : start + _CHUNK].to(torch.int64)
-            first = start + (place << 40)
-            weight = torch.arange(first, first + part.numel(), device=part.device)
+            begin = start + first * tensor[0].numel() + (place << 40)
+            weight = torch.arange(begin, begin + part.numel(), device=part.device)
             weight *= -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed word
             weight ^= weight >> 29
             totals.append((weight * 2 + 1).mul_(part).sum())

@@ -56,8 +56,10 @@ def init_weights(root: nn.Module, config: ModelConfig, *, seed: int, name: str =
             module.weight.copy_(start.normal_(0, config.embedding_std, generator=_generator(seed, path)))
         elif isinstance(module, LoraLibrary):
             for part in ("up_in", "down_in"):
-                weight = getattr(module, part)
-                _fill_uniform(weight, 1 / math.sqrt(weight.shape[-1]), seed, f"{path}.{part}")
+                weight, here = getattr(module, part), module.experts
+                whole = torch.empty(config.num_experts, *weight.shape[1:], device="cpu")
+                _fill_uniform(whole, 1 / math.sqrt(weight.shape[-1]), seed, f"{path}.{part}")
+                weight.copy_(whole[here.start : here.stop])
         elif isinstance(module, Temperature):
             module.place.fill_(module.start)
         elif isinstance(module, KeyState) and isinstance(module.keys, nn.Parameter):

@@ -5,6 +5,8 @@ y, routing = layer(x, step=step)           # x, y: (batch, time, d_model); chang
 layer.gravity_step(routing, step)          # after the optimizer's step: the keys move
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,10 +25,10 @@ from some_moe.model.tokens import TokenInfo
 class FrozenDenseFFN(nn.Module):
     """The same, random and frozen: a library of one expert that every token uses."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernel: str, device: torch.device | str | None) -> None:
+    def __init__(self, config: ModelConfig, layer: int, **options: Any) -> None:
         super().__init__()
         only = config.model_copy(update={"num_experts": 1, "d_ffn": config.dense_width})
-        self.library = ExpertLibrary(only, layer, kernel=kernel, device=device)
+        self.library = ExpertLibrary(only, layer, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
@@ -88,16 +90,17 @@ class SomeLayer(nn.Module):
         *,
         layer: int = 0,
         seed: int = 0,
-        kernel: str = "auto",
         device: torch.device | str | None = None,
+        **options: Any,
     ) -> None:
+        """options: `kernel` and `experts`, as `ExpertLibrary` takes them."""
         super().__init__()
         self.model = model
         self.gravity = gravity or (GravityConfig() if model.router == "gravity" else GravityConfig.off())
         check_gravity_fits(model, self.gravity)
         self.layer = layer
         self.seed = seed
-        self.library = make_library(model, layer, kernel=kernel, device=device)
+        self.library = make_library(model, layer, device=device, **options)
         with torch.device(device or "cpu"):
             by_hash = model.router == "hash"
             self.query = None if by_hash else make_query(model)

@@ -27,9 +27,17 @@ class ExpertLibrary(nn.Module):
     down_bias: Tensor
 
     def __init__(
-        self, config: ModelConfig, layer: int, *, kernel: str = "auto", device: torch.device | str | None = None
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        kernel: str = "auto",
+        experts: range | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
+        """experts: those that are made here, where other processes have the others; None is all."""
         super().__init__()
+        self.experts = experts or range(config.num_experts)
         self.layer = layer
         self.seed = config.expert_seed
         self.init_method = config.init_method
@@ -37,13 +45,8 @@ class ExpertLibrary(nn.Module):
         self.trained = config.trainability == "full"
         self.kernel = kernel
         self.mix: MixExperts = choose_kernel(kernel)
-        experts, width, d = config.num_experts, config.d_ffn, config.d_model
-        shapes: dict[str, tuple[int, ...]] = {
-            "up": (experts, width, d),
-            "up_bias": (experts, width),
-            "down": (experts, d, width),
-            "down_bias": (experts, d),
-        }
+        here, width, d = len(self.experts), config.d_ffn, config.d_model
+        shapes = {"up": (here, width, d), "up_bias": (here, width), "down": (here, d, width), "down_bias": (here, d)}
         dtype = torch.bfloat16 if config.expert_dtype == "bfloat16" else torch.float32
         for name in self.matrices():
             stack = torch.empty(shapes[name], dtype=dtype, device=device)
@@ -68,11 +71,12 @@ class ExpertLibrary(nn.Module):
             stack = getattr(self, name)
             bound = 1 / math.sqrt(fan_in[name.removesuffix("_bias")])
             is_matrix = name in fan_in
+            whose: dict[str, Any] = {"seed": self.seed, "layer": self.layer, "experts": self.experts}
             if self.init_method == "orthogonal" and is_matrix:
-                fill_orthogonal(stack, name, seed=self.seed, layer=self.layer)
+                fill_orthogonal(stack, name, **whose)
             else:
                 sparsity = self.sparsity if self.init_method == "sparse" and is_matrix else 0.0
-                fill_experts(stack, name, bound=bound, seed=self.seed, layer=self.layer, sparsity=sparsity)
+                fill_experts(stack, name, bound=bound, sparsity=sparsity, **whose)
 
     def stacks(self) -> list[Tensor]:
         return [getattr(self, name) for name in self.matrices()]
@@ -84,8 +88,11 @@ class ExpertLibrary(nn.Module):
             "seed": self.seed,
             "init_method": self.init_method,
             "dtype": str(self.up.dtype).removeprefix("torch."),
-            "checksum": checksum(self.stacks()),
+            "checksum": self.checksum(),
         }
+
+    def checksum(self) -> str:
+        return checksum(self.stacks(), self.experts.start)
 
     def verify(self, description: dict[str, Any]) -> None:
         """Refuse a description that these weights do not match."""

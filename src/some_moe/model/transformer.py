@@ -6,7 +6,7 @@ counts allow nothing else. Shapes: B rows, T positions, D model width, V vocabul
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -61,17 +61,10 @@ def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class Block(nn.Module):
     """Attention and a feed-forward layer, each with its LayerNorm and residual sum."""
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        gravity: GravityConfig,
-        layer: int,
-        *,
-        seed: int,
-        kernel: str,
-        device: torch.device | str | None,
-    ) -> None:
+    def __init__(self, model: ModelConfig, gravity: GravityConfig, layer: int, *, seed: int, **options: Any) -> None:
+        """options: `kernel`, `experts` and `device`, as `ExpertLibrary` takes them."""
         super().__init__()
+        device = options["device"]
         self.norm_first = model.norm == "pre"
         self.dtype: torch.dtype | None = None  # see `SomeLM.compute_in`
         with torch.device(device or "cpu"):
@@ -82,12 +75,12 @@ class Block(nn.Module):
             self.ffn_norm = LayerNorm(model.d_model)
         self.ffn: SomeLayer | DenseFFN | FrozenDenseFFN
         if model.ffn == "some":
-            self.ffn = SomeLayer(model, gravity, layer=layer, seed=seed, kernel=kernel, device=device)
+            self.ffn = SomeLayer(model, gravity, layer=layer, seed=seed, **options)
         elif model.ffn == "dense":
             with torch.device(device or "cpu"):
                 self.ffn = DenseFFN(model.d_model, model.dense_width)
         else:
-            self.ffn = FrozenDenseFFN(model, layer, kernel, device)
+            self.ffn = FrozenDenseFFN(model, layer, **options)
 
     def forward(
         self,
@@ -138,9 +131,10 @@ class SomeLM(nn.Module):
         kernel: str = "auto",
         checkpoint_activations: bool = False,
         dtype: torch.dtype | None = None,
+        experts: range | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        """dtype: see `compute_in`."""
+        """dtype: see `compute_in`. experts: those of each layer that are made here; None is all."""
         super().__init__()
         self.model = model
         has_keys = model.ffn == "some" and model.router == "gravity"
@@ -153,10 +147,8 @@ class SomeLM(nn.Module):
             self.embedding = nn.Embedding(*shape, _weight=torch.empty(shape))  # `init_weights` fills it
             self.drop_embedding = Dropout(model.dropout, 0)
             self.head = Linear(model.d_model, model.vocab_size)
-        self.blocks = nn.ModuleList(
-            Block(model, self.gravity, layer, seed=seed, kernel=kernel, device=device)
-            for layer in range(model.num_layers)
-        )
+        options: dict[str, Any] = {"seed": seed, "kernel": kernel, "experts": experts, "device": device}
+        self.blocks = nn.ModuleList(Block(model, self.gravity, n, **options) for n in range(model.num_layers))
         self.compute_in(dtype)
         init_weights(self, model, seed=seed)
 

@@ -8,22 +8,30 @@ same gravity step, so that parameters and keys stay alike to the bit. `docs/dist
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from some_moe.config import ConfigError, TrainingStoppedError
+from some_moe.config import ConfigError, RunConfig, TrainingStoppedError
 from some_moe.data.batches import Batch
 from some_moe.errors import SomeError, in_a_sentence
 from some_moe.model.routing import SUMS, Routing
+from some_moe.model.transformer import SomeLM
+from some_moe.system.reading import read_fitting
+
+if TYPE_CHECKING:
+    from some_moe.parallel.sharding import Sharding
 
 PATIENCE = timedelta(minutes=30)  # how long a process waits for the others
 BUCKET_BYTES = 25 * 2**20  # sums travel in pieces of about this size, so that their copy stays small
+
+Files = Mapping[str, Mapping[str, Tensor]]  # what each file of a checkpoint holds
 
 
 class ProcessGroupError(TrainingStoppedError):
@@ -44,6 +52,7 @@ class ProcessGroup:
     local_world_size: int = 1
     patience: timedelta = PATIENCE
     device: torch.device | None = None  # where this process computes; None until it has joined
+    sharding: "Sharding | None" = None  # where a setting asks for it; else every process has the whole model
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -71,17 +80,33 @@ class ProcessGroup:
     def describe(self, machine: str) -> str:
         return machine if self.is_single else f"{self.world_size} processes, each on {machine}"
 
+    def take_gpu(self, device: torch.device) -> torch.device:
+        """The GPU that this process has for its own."""
+        if device.index is not None:
+            raise ConfigError(
+                f"train.device '{device}' is one GPU for {self.world_size} processes; use auto, cuda or cpu"
+            )
+        if self.local_world_size > torch.cuda.device_count():
+            raise ConfigError(
+                f"{self.local_world_size} processes were started on this machine, but torch sees "
+                f"{torch.cuda.device_count()} GPUs; start one process a GPU, or use --train.device cpu"
+            )
+        return torch.device("cuda", self.local_rank)
+
     # --- coming together and parting ------------------------------------------------------------------------
 
-    def join(self, device: torch.device) -> None:
-        """Meet the other processes: over NCCL where they compute on GPUs, else over gloo."""
+    def join(self, device: torch.device, config: RunConfig | None = None) -> None:
+        """Meet the other processes: over NCCL where they compute on GPUs, else over gloo.
+
+        config: says whether they share the model out.
+        """
         if self.is_single:
             return
         import torch.distributed as dist
 
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        with self._listening():
+        with self.listening():
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=self._open_store(),
@@ -91,6 +116,10 @@ class ProcessGroup:
                 device_id=device if device.type == "cuda" else None,
             )
         self.device = device
+        if config is not None and (config.train.fsdp or self.count_sharing(config) > 1):
+            from some_moe.parallel.sharding import Sharding
+
+            self.sharding = Sharding(config, self, self.count_sharing(config))
 
     def _open_store(self) -> Any:
         """Where the processes find each other: torchrun's own store, under a name of this attempt; None is torch's way.
@@ -120,7 +149,7 @@ class ProcessGroup:
             self.device = None
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
+    def listening(self) -> Iterator[None]:
         """Turn the failure of a message into a sentence."""
         try:
             yield
@@ -139,7 +168,7 @@ class ProcessGroup:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.world_size
-        with self._listening():
+        with self.listening():
             dist.all_gather_object(found, (note, problem))
         problems = [theirs for _, theirs in found if theirs]
         if problems:
@@ -182,12 +211,42 @@ class ProcessGroup:
 
     # --- a step -----------------------------------------------------------------------------------------------
 
-    def refuse_uneven(self, rows_a_step: int) -> None:
-        if rows_a_step % self.world_size:
+    def refuse_uneven(self, config: RunConfig) -> None:
+        """Refuse what these processes cannot share equally."""
+        rows, experts, sharing = config.rows_a_step, config.model.num_experts, self.count_sharing(config)
+        if rows % self.world_size:
             raise ConfigError(
-                f"a step of {rows_a_step} rows cannot be shared equally by {self.world_size} processes; make "
+                f"a step of {rows} rows cannot be shared equally by {self.world_size} processes; make "
                 f"data.batch_size a multiple of {self.world_size}, or start another number of them"
             )
+        if experts % sharing or self.world_size % sharing:
+            raise ConfigError(
+                f"model.num_experts {experts} cannot be shared equally by {sharing} of {self.world_size} processes; "
+                "start another number of them, or set train.expert_parallel off"
+            )
+        if sharing > 1 and (config.model.ffn != "some" or config.model.router == "weights"):
+            found = "ffn" if config.model.ffn != "some" else "router"
+            raise ConfigError(
+                f"model.{found} {getattr(config.model, found)} needs all experts in every process; set "
+                "train.expert_parallel off"
+            )
+        if (sharing > 1 or (config.train.fsdp and not self.is_single)) and config.train.compile:
+            raise ConfigError(
+                "train.compile true is not for a model that several processes share out; set train.compile null, or "
+                "train.expert_parallel off and train.fsdp false"
+            )
+
+    def count_sharing(self, config: RunConfig) -> int:
+        """How many processes have the experts of a layer together."""
+        return {"off": 1, "machine": self.local_world_size, "all": self.world_size}[config.train.expert_parallel]
+
+    def own_experts(self) -> range | None:
+        """The experts of each layer that this process makes; None is all."""
+        return None if self.sharding is None else self.sharding.experts
+
+    def take_over(self, model: SomeLM) -> SomeLM:
+        """Share out a model, where that is asked for."""
+        return model if self.sharding is None else self.sharding.take_over(model)
 
     def share(self, batch: Batch, *, keep_length: bool) -> Batch:
         """This process's rows of a step, with their numbers within the whole step."""
@@ -199,6 +258,8 @@ class ProcessGroup:
         """Make gradients (in place), loss and routings those of the whole step, the same bits in every process."""
         if self.is_single:
             return loss, routings
+        if self.sharding is not None:
+            parameters = self.sharding.add_up_parts(parameters)
         # Which parameters have a gradient follows from the config, so it is the same everywhere.
         gradients = [p.grad for p in parameters if p.grad is not None]
         sums = [getattr(routing, name) for routing in routings for name in SUMS]
@@ -222,18 +283,46 @@ class ProcessGroup:
             merged.append(first + others)
         return tuple(merged)
 
+    # --- looking at the model -----------------------------------------------------------------------------------
+
+    def take_turns(self, batches: Iterator[Batch]) -> Iterator[tuple[int, Batch, bool]]:
+        """The batches that are this process's, with their numbers, and whether they count (else: see `Sharding`)."""
+        if self.sharding is not None:
+            yield from self.sharding.take_turns(batches)
+            return
+        for step, batch in enumerate(batches):
+            if step % self.world_size == self.rank:
+                yield step, batch, True
+
+    def one_voice(self, model: SomeLM) -> AbstractContextManager[None]:
+        """Within, a model answers every process that takes part in its forward pass alike."""
+        return nullcontext() if self.sharding is None else self.sharding.one_voice(model)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether this process is needed where one has to look at the model: the main one, and all that have parts."""
+        return self.is_main or self.sharding is not None
+
+    def put_together(self, folder: Path, files: Files) -> AbstractContextManager[Files]:
+        """Within, the main process has the same with whole tensors; folder: where it may leave parts meanwhile."""
+        if self.sharding is None:
+            return nullcontext(files)
+        from some_moe.parallel import parts
+
+        return parts.put_together(self, folder, files)
+
     # --- tensors that travel ------------------------------------------------------------------------------------
 
-    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all processes, with few messages."""
+    def sum_in_place(self, tensors: Sequence[Tensor], group: Any = None) -> None:
+        """Replace each tensor by its sum over all processes, or those of torch's `group`, with few messages."""
         if self.is_single:
             return
         import torch.distributed as dist
 
         for bucket in fill_buckets(tensors):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            with self._listening():
-                dist.all_reduce(flat)
+            with self.listening():
+                dist.all_reduce(flat, group=group)
             for tensor, part in zip(bucket, flat.split_with_sizes([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
@@ -244,7 +333,7 @@ class ProcessGroup:
         import torch.distributed as dist
 
         found = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        with self._listening():
+        with self.listening():
             dist.all_gather(found, tensor.contiguous())
         return torch.stack(found)
 
@@ -284,10 +373,36 @@ def fill_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return buckets
 
 
+def is_part(tensor: Tensor) -> bool:
+    """Whether this process has some of a tensor alone: it is a `DTensor`, which is not imported to know it."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor."""
+    return tensor.to_local() if is_part(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def hold_like(memory: Tensor, parameter: Tensor) -> Tensor:
+    """What an optimizer remembers of a parameter, where the parameter is and as it is held there."""
+    return (memory if is_part(parameter) else local(memory)).to(parameter.device)
+
+
+def read_held(path: Path, wanted: Mapping[str, Tensor], cure: str) -> dict[str, Tensor]:
+    """As `read_fitting`; of what this process holds in part, its part alone."""
+    if not any(is_part(tensor) for tensor in wanted.values()):
+        return read_fitting(path, wanted, cure)
+    from some_moe.parallel.parts import read_parts
+
+    return read_parts(path, wanted, cure)
+
+
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names, types, shapes and every bit."""
+    """A hash of names, types, shapes and every bit; of those that are whole here."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
+        if is_part(tensor):
+            continue
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

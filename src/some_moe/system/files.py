@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -9,9 +10,10 @@ import socket
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from some_moe.errors import ConfigError
 
@@ -112,6 +114,23 @@ def write_new(path: Path, contents: str) -> bool:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
     return True
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write torch tensors as a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        with write_beside(path) as scratch:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, scratch)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_whole(path: Path) -> None:

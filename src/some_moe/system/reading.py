@@ -9,7 +9,8 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +120,20 @@ def read_tensors(
     path: str | Path, framework: str = "numpy", largest: int = LARGEST_TENSORS
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors of a safetensors file (`framework`: numpy or pt), by name, and its metadata."""
+    with open_tensors(path, framework, largest) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+@contextmanager
+def open_tensors(path: str | Path, framework: str = "pt", largest: int = LARGEST_TENSORS) -> Iterator[Any]:
+    """A safetensors file, to read some of it; what cannot be read is refused."""
     from safetensors import safe_open
 
     refuse_unreadable(path, largest)
     try:
         with safe_open(path, framework=framework) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except OSError:
+            yield file
+    except (OSError, ConfigError):
         raise
     except Exception as error:  # the library raises many kinds; whatever it says, the file is none of its own
         raise ConfigError(f"{str(path)!r} is damaged ({_first_line(error)}); {RESTORE}") from None

@@ -4,7 +4,6 @@ A checkpoint folder step-N holds `model.safetensors` (trained parameters and key
 seed and a checksum), `optimizer.safetensors` and `state.json`, which carries a hash of the other two.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -13,34 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.config.run import WITHOUT_EFFECT
 from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
-from some_moe.system.files import inside, name_scratch, remove_whole, sync, write_beside, write_whole
-from some_moe.system.reading import read_fitting, refuse_irregular, refuse_other_shapes
+from some_moe.parallel.process_group import SINGLE, Files, ProcessGroup, hold_like, local, read_held
+from some_moe.system.files import hash_file, inside, name_scratch, remove_whole, sync, write_tensors, write_whole
+from some_moe.system.reading import refuse_irregular, refuse_other_shapes
 from some_moe.training.run_folder import CURE, list_steps, read_state_file
 
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 MEMORY = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of each parameter
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file so that it is there whole or not at all."""
-    try:
-        with write_beside(path) as scratch:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, scratch)
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def list_remade(model: SomeLM) -> list[ExpertLibrary]:
@@ -64,26 +48,41 @@ def copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def save_checkpoint(folder: Path, weights: dict[str, Tensor], memory: dict[str, Tensor], state: dict[str, Any]) -> Path:
-    """Write checkpoints/step-N; state["step"] is N. Returns its path."""
+def save_checkpoint(
+    folder: Path,
+    weights: dict[str, Tensor],
+    memory: dict[str, Tensor],
+    state: dict[str, Any],
+    group: ProcessGroup = SINGLE,
+) -> Path:
+    """Write checkpoints/step-N; state["step"] is N. Returns its path. All that have parts of the model call it."""
+    files = {"model.safetensors": weights, "optimizer.safetensors": memory}
     place = folder / f"step-{state['step']}"
+    if group.is_main:
+        folder.mkdir(exist_ok=True)  # but not the run folder: one that was moved away is not made again
+    with group.put_together(folder, files) as whole:
+        if group.is_main:
+            write_checkpoint(place, whole, state)
+    return place
+
+
+def write_checkpoint(place: Path, files: Files, state: dict[str, Any]) -> None:
+    """Write a checkpoint folder so that it is there whole or not at all."""
     scratch = name_scratch(place)
     try:
-        folder.mkdir(exist_ok=True)  # but not the run folder: one that was moved away is not made again
         scratch.mkdir()
-        write_tensors(scratch / "model.safetensors", weights)
-        write_tensors(scratch / "optimizer.safetensors", memory)
-        hashes = {name: _hash_file(scratch / name) for name in TENSOR_FILES}
+        for name, tensors in files.items():
+            write_tensors(scratch / name, tensors)
+        hashes = {name: hash_file(scratch / name) for name in TENSOR_FILES}
         record = {"format_version": FORMAT_VERSION, "hashes": hashes} | state
         write_whole(scratch / "state.json", json.dumps(record, indent=1))
         if place.exists():
             remove_whole(place)
         os.replace(scratch, place)
-        sync(folder)
+        sync(place.parent)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    return place
 
 
 def prune_checkpoints(folder: Path, keep_last: int, best_step: int | None) -> None:
@@ -102,7 +101,7 @@ def read_state(place: Path) -> dict[str, Any]:
         if not path.exists():
             raise ConfigError(f"{str(place)!r} is not a whole checkpoint: {name} is missing; {CURE}")
         refuse_irregular(path)
-        if _hash_file(path) != state["hashes"].get(name):
+        if hash_file(path) != state["hashes"].get(name):
             raise ConfigError(f"{str(path)!r} is truncated or was changed since it was written; {CURE}")
     return state
 
@@ -140,7 +139,7 @@ def refuse_other_model(place: Path, config: RunConfig) -> None:
 def load_model(place: Path, model: SomeLM) -> dict[str, Any]:
     """Load the trained parameters and key stores into a model with the same experts. Returns the checkpoint's state."""
     state = read_state(place)
-    saved = read_fitting(place / "model.safetensors", model.state_dict(), CURE)
+    saved = read_held(place / "model.safetensors", model.state_dict(), CURE)
     remade = list_remade(model)
     if len(remade) != len(state["libraries"]):
         raise ConfigError(
@@ -161,11 +160,12 @@ def load_optimizer(
     steps: how many were made; before the first there is nothing to remember.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad and steps}
-    one = torch.zeros((), dtype=torch.float32)
-    wanted = {f"{name}/{part}": one if part == "step" else p for name, p in trained.items() for part in MEMORY}
-    saved = read_fitting(place / "optimizer.safetensors", wanted | extra, CURE)
+    one, held = torch.zeros((), dtype=torch.float32), model.state_dict()
+    wanted = {f"{name}/{part}": one if part == "step" else held[name] for name in trained for part in MEMORY}
+    saved = read_held(place / "optimizer.safetensors", wanted | extra, CURE)
     for name, parameter in trained.items():
-        if not (0 <= saved[f"{name}/step"] <= steps and bool((saved[f"{name}/exp_avg_sq"] >= 0).all())):
+        memory = {part: hold_like(saved[f"{name}/{part}"], parameter) for part in MEMORY}
+        if not (0 <= memory["step"] <= steps and bool((local(memory["exp_avg_sq"]) >= 0).all())):
             raise ConfigError(f"{str(place / 'optimizer.safetensors')!r} holds what no optimizer remembers; {CURE}")
-        optimizer.state[parameter] = {part: saved[f"{name}/{part}"].to(parameter.device) for part in MEMORY}
+        optimizer.state[parameter] = memory
     return {name: saved[name] for name in extra}

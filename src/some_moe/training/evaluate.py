@@ -134,12 +134,11 @@ def evaluate(
     assert group.is_single or not adapt, "keys that move by some of the batches would differ between processes"
     tally = Tally(model, config, token_bytes, device)
     batches = evaluation_batches(rows, config, in_order=adapt)
-    for step, batch in enumerate(batches.epoch(0, shuffle=False)):
-        if step % group.world_size != group.rank:
-            continue
+    for step, batch, counts in group.take_turns(batches.epoch(0, shuffle=False)):
         batch = batch.to(device)
         output = forward(model, batch, config, step, sums=adapt)
-        tally.add(batch, output)
+        if counts:
+            tally.add(batch, output)
         if adapt:
             # A pull that changes during a run has its last strength: the run is over.
             model.gravity_step(output.routings, step + 1, total_steps=1)

@@ -76,30 +76,29 @@ class Trainer:
         """model: one that was made already, of which a part learns."""
         self.config, self.folder, self.display, self.group = config, folder, display, group
         self.machine: Machine = choose_machine(config.train, group)
-        rows_a_step = config.rows_a_step
-        group.refuse_uneven(rows_a_step)
-        group.join(self.machine.device)
+        group.refuse_uneven(config)
+        group.join(self.machine.device, config)
         with group.one_goes_first():
             self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer, say=display.say)
         self.token_bytes = self.dataset.tokenizer.token_bytes()
         self.batches = Batches(
             self.dataset.train,
             config.data,
-            rows_a_step=rows_a_step,
+            rows_a_step=config.rows_a_step,
             seed=config.train.seed,
             for_gpu=self.machine.device.type == "cuda",
         )
         if len(self.batches) == 0:
             raise ConfigError(
                 f"data.source {config.data.source!r} gives {self.batches.num_rows} training rows, fewer than one step "
-                f"of {rows_a_step}; lower data.batch_size or give more stories"
+                f"of {config.rows_a_step}; lower data.batch_size or give more stories"
             )
         self.steps_an_epoch = len(self.batches)
         self.total_steps = config.count_steps(self.batches.num_rows)
         longest = int(self.dataset.train.lengths.max())
         refuse_too_large(config, self.machine.device, training=True, longest=longest)
         refuse_full_disk(config, folder.path, self.total_steps, there=len(folder.list_checkpoints()))
-        self.model = self.machine.make_model(config) if model is None else self.machine.adopt(model)
+        self.model = self.machine.make_model(config, group) if model is None else self.machine.adopt(model)
         self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
         self.optimizer = self.stepper.optimizer
         self.libraries = checkpoint.describe_libraries(self.model)
@@ -138,8 +137,9 @@ class Trainer:
             self.best = checkpoint.copy_to_cpu(weights), checkpoint.copy_to_cpu(memory), state
 
     def write(self, kept: Kept) -> None:
+        if self.group.has_model:
+            checkpoint.save_checkpoint(self.folder.checkpoints, *kept, self.group)
         if self.group.is_main:
-            checkpoint.save_checkpoint(self.folder.checkpoints, *kept)
             self.prune()
         self.group.barrier()  # a process that ended now would have the one that writes killed
 
@@ -350,10 +350,10 @@ class Trainer:
 
     def sample(self) -> None:
         config = self.config.train
-        if config.sample_tokens and self.group.is_main:
+        if config.sample_tokens and self.group.has_model:
             tokenizer, prompt = self.dataset.tokenizer, config.sample_prompt
             seed = derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
-            with torch.compiler.set_stance("force_eager"):
+            with torch.compiler.set_stance("force_eager"), self.group.one_voice(self.model):
                 text = prompt + "".join(stream_text(self.model, tokenizer, prompt, config.sample_tokens, seed=seed))
             self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
 

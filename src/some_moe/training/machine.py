@@ -30,7 +30,7 @@ class Machine:
     def describe(self) -> str:
         return describe_device(self.device)
 
-    def make_model(self, config: RunConfig) -> SomeLM:
+    def make_model(self, config: RunConfig, group: ProcessGroup = SINGLE) -> SomeLM:
         """The model of a run, as its seed makes it."""
         model = SomeLM(
             config.model,
@@ -38,9 +38,10 @@ class Machine:
             seed=config.train.seed,
             kernel=config.train.kernel,
             checkpoint_activations=config.train.checkpoint_activations,
+            experts=group.own_experts(),
             device=self.device,
         )
-        return self.adopt(model)
+        return group.take_over(self.adopt(model))
 
     def adopt(self, model: SomeLM) -> SomeLM:
         """Bring a model here, and make it fast where this machine can: it keeps its parameters and their names."""
@@ -60,6 +61,8 @@ class Machine:
 
             optimizer_kind, stepper_kind = FusedAdamW, GraphedStepper
         optimizer = make_optimizer(model, config.train, optimizer_kind)
+        if group.sharding is not None:
+            optimizer.clip = group.sharding.clip
         return stepper_kind(model, optimizer, config, total_steps, self.device, group)
 
 
@@ -89,7 +92,7 @@ def choose_machine(config: TrainConfig, group: ProcessGroup = SINGLE) -> Machine
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"train.device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use cpu")
     if device.type == "cuda" and not group.is_single:
-        device = take_own_gpu(device, group)  # which becomes the present one when the group meets
+        device = group.take_gpu(device)  # which becomes the present one when the group meets
     elif device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # Triton launches on the present one, wherever the tensors are
     if config.threads is not None:
@@ -98,7 +101,8 @@ def choose_machine(config: TrainConfig, group: ProcessGroup = SINGLE) -> Machine
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
-    fast = config.fast == "auto" and device.type == "cuda" and has_triton()
+    shared_out = not group.is_single and (config.fsdp or config.expert_parallel != "off")
+    fast = config.fast == "auto" and device.type == "cuda" and has_triton() and not shared_out
     if config.kernel == "triton" and config.fast == "off":
         raise ConfigError("train.kernel triton is part of the fast model; set train.fast auto, or use auto or grouped")
     if config.kernel == "triton" and not fast:
@@ -106,17 +110,6 @@ def choose_machine(config: TrainConfig, group: ProcessGroup = SINGLE) -> Machine
     if config.kernel == "grouped" and device.type == "cuda" and not bf16:
         raise ConfigError("train.kernel grouped computes in bf16 alone on a GPU; set train.precision bf16, or use auto")
     return Machine(device, bf16, fast)
-
-
-def take_own_gpu(device: torch.device, group: ProcessGroup) -> torch.device:
-    if device.index is not None:
-        raise ConfigError(f"train.device '{device}' is one GPU for {group.world_size} processes; use auto, cuda or cpu")
-    if group.local_world_size > torch.cuda.device_count():
-        raise ConfigError(
-            f"{group.local_world_size} processes were started on this machine, but torch sees "
-            f"{torch.cuda.device_count()} GPUs; start one process a GPU, or use --train.device cpu"
-        )
-    return torch.device("cuda", group.local_rank)
 
 
 def settle_experts(config: RunConfig) -> RunConfig:

@@ -1,5 +1,7 @@
 """The optimizer: AdamW, with decay on matrices alone or on everything, and clipping."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -9,13 +11,15 @@ from some_moe.config import TrainConfig
 class Optimizer(torch.optim.AdamW):
     """torch's AdamW, which clips by itself: one call, for a GPU can do both in one pass (fast/adamw.py)."""
 
+    clip = staticmethod(partial(nn.utils.clip_grad_norm_, foreach=True))  # of parts that lie elsewhere: `Sharding.clip`
+
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def clip_and_step(self, max_norm: float | None) -> Tensor:
         """Clip all gradients to a norm of max_norm (None: as they are) and take a step. Returns the norm () before."""
         limit = float("inf") if max_norm is None else max_norm
-        norm = nn.utils.clip_grad_norm_(self.parameters(), limit, foreach=True)
+        norm: Tensor = self.clip(self.parameters(), limit)
         self.step()
         return norm
 
@@ -23,17 +27,14 @@ class Optimizer(torch.optim.AdamW):
 def make_optimizer(model: nn.Module, config: TrainConfig, kind: type[Optimizer] = Optimizer) -> Optimizer:
     """AdamW over the trained parameters, in the order of their names, in groups with and without decay."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    decays = [config.decay_on == "all" or is_matrix(name, p) for name, p in trained]
-    groups = [
-        {
-            "params": [p for (_, p), d in zip(trained, decays, strict=True) if d is decayed],
-            "weight_decay": config.weight_decay if decayed else 0.0,
-        }
-        for decayed in (True, False)
-    ]
+    groups: dict[tuple[type, float], list[nn.Parameter]] = {}  # one kernel takes whole tensors, or parts of some (FSDP)
+    for decays in (True, False):
+        for name, p in trained:
+            if decays is (config.decay_on == "all" or is_matrix(name, p)):
+                groups.setdefault((type(p), config.weight_decay if decays else 0.0), []).append(p)
     # Fused: one kernel for everything, on the CPU too, and the same bits in every process.
     return kind(
-        [group for group in groups if group["params"]],
+        [{"params": params, "weight_decay": decay} for (_, decay), params in groups.items()],
         lr=config.learning_rate,
         betas=(0.9, config.beta2),
         fused=True,

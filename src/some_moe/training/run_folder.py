@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from some_moe.config import FORMAT_VERSION, ConfigError, RunConfig
 from some_moe.errors import MACHINE, FailureError, SomeError
-from some_moe.system.files import clear_scratch, inside, remove_whole, write_whole
+from some_moe.system.files import clear_scratch, inside, remove_whole, write_tensors, write_whole
 from some_moe.system.processes import quote_command, take_lock
 from some_moe.system.reading import read_object, refuse_irregular
 from some_moe.system.records import WHOLE_RESULT, cut_log, drop_nan, read_log, read_record
@@ -253,8 +253,6 @@ class RunFolder:
                 self.release()
 
     def save_keys(self, step: int, keys: "dict[str, Tensor]") -> None:
-        from some_moe.training.checkpoint import write_tensors
-
         self.snapshots.mkdir(exist_ok=True)
         write_tensors(inside(self.path, f"keys/step-{step}.safetensors"), keys)
 
