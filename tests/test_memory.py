@@ -24,6 +24,13 @@ def test_a_model_in_use_needs_less_than_one_in_training() -> None:
     assert memory.needed_bytes(config, training=False) < memory.needed_bytes(config, training=True) / 2
 
 
+@pytest.mark.parametrize(("trainability", "shares"), [("frozen", (1, 8)), ("full", (1, 8)), ("full", (8, 1))])
+def test_what_processes_share_out_counts_by_its_share(trainability: str, shares: tuple[int, int]) -> None:
+    config = RunConfig().override({"model.num_experts": 2048, "model.trainability": trainability})
+    whole, part = (memory.needed_bytes(config, training=False, shares=each) for each in ((1, 1), shares))
+    assert 7 * part < whole
+
+
 def test_too_much_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 10 * GIB)
     large = RunConfig(name="large").override({"model.num_experts": 100_000, "data.batching": "padded"})

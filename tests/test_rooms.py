@@ -94,7 +94,7 @@ BUDGETS = {
     "model": 1_640,
     "metrics": 290,
     "training": 1_900,
-    "parallel": 760,
+    "parallel": 780,
     "sinks": 160,
     "fast": 4_400,
     "stories": 410,

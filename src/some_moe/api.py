@@ -51,7 +51,8 @@ def train(
             if config is None:
                 raise ConfigError("a new run needs a config; give a RunConfig, a preset such as demo, or a config.yaml")
             config = settle_data(settle_experts(config))
-            refuse_too_large(config, choose_machine(config.train, group).device, training=True)
+            device, shares = choose_machine(config.train, group).device, group.count_shares(config)
+            refuse_too_large(config, device, training=True, shares=shares)
             source = None if init_from is None else find_checkpoint(init_from)
             with group.setting_up():
                 trainer = loop.start(config, folder, display, source, group)

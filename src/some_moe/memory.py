@@ -13,24 +13,29 @@ MARGIN = 1.5  # the formula is rough: only what needs clearly more than there is
 SHORTEST_BATCH = 32  # tokens a row
 
 
-def needed_bytes(config: RunConfig, *, training: bool, seq_len: int | None = None) -> int:
+def needed_bytes(
+    config: RunConfig, *, training: bool, seq_len: int | None = None, shares: tuple[int, int] = (1, 1)
+) -> int:
     """Weights, the frozen library, gradients, optimizer and the activations of a batch; or weights and one row.
 
-    seq_len: of the longest row, where that is not the config's.
+    seq_len: of the longest row, where that is not the config's. shares: of what is trained, and of each library, that
+    processes have one each of.
     """
     model, seq_len = config.model, seq_len or config.data.seq_len
     trainable, total = count_parameters(model)
+    trunk = count_parameters(model.override({"trainability": "frozen"})).trainable
+    trained = trunk // shares[0] + (trainable - trunk) // max(shares)
     halves = config.train.precision == "bf16" or model.expert_dtype == "bfloat16"
     width, has_experts = 2 if halves else 4, model.ffn == "some"
     slots = model.top_k * (2 * model.d_ffn + 2 * model.d_model) if has_experts else 2 * model.dense_width
     per_layer = 14 * model.d_model + slots + (2 * model.num_experts if has_experts else 0)
     logits = model.vocab_size * (4 + 2 * width)
-    weights = 4 * trainable + (total - trainable) * (2 if model.expert_dtype == "bfloat16" else 4)
+    weights = 4 * trained + (total - trainable) // shares[1] * (2 if model.expert_dtype == "bfloat16" else 4)
     rows = config.data.batch_size if training else 1
     kept_layers = 1 if config.train.checkpoint_activations or not training else model.num_layers
     masks = seq_len * (model.num_heads if model.positions == "alibi" else 0)
     activations = rows * seq_len * (kept_layers * per_layer * width + logits) + 4 * seq_len * masks
-    return weights + activations + (12 * trainable if training else 0)
+    return weights + activations + (12 * trained if training else 0)
 
 
 def available_bytes(device: Any) -> int | None:
@@ -42,14 +47,18 @@ def available_bytes(device: Any) -> int | None:
     return free_memory()
 
 
-def refuse_too_large(config: RunConfig, device: Any, *, training: bool, longest: int | None = None) -> None:
+def refuse_too_large(
+    config: RunConfig, device: Any, *, training: bool, longest: int | None = None, shares: tuple[int, int] = (1, 1)
+) -> None:
     """Refuse what needs clearly more memory than is there, before any of it is taken.
 
-    longest: tokens of the longest row, where the data has been read; until then bucketed rows may all be short.
+    longest: tokens of the longest row, where the data has been read; until then bucketed rows may all be short. shares:
+    as in `needed_bytes`.
     """
     if longest is None and config.data.batching == "bucketed":
         longest = SHORTEST_BATCH
-    needed = needed_bytes(config, training=training, seq_len=min(config.data.seq_len, longest or config.data.seq_len))
+    seq_len = min(config.data.seq_len, longest or config.data.seq_len)
+    needed = needed_bytes(config, training=training, seq_len=seq_len, shares=shares)
     free = available_bytes(device)
     if free is None or needed <= MARGIN * free:
         return

@@ -166,6 +166,11 @@ def die(trainer: loop.Trainer) -> None:  # noqa: ARG001
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_in_backward(trainer: loop.Trainer) -> None:
+    """Half-way through the next step."""
+    trainer.model.blocks[0].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+
 def freeze(trainer: loop.Trainer) -> None:  # noqa: ARG001
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -193,6 +198,7 @@ def drift(trainer: loop.Trainer) -> None:
 DEEDS: dict[str, Callable[[loop.Trainer], None]] = {
     "die": die,
     "die when parts are written": die_when_parts_are_written,
+    "die in backward": die_in_backward,
     "freeze": freeze,
     "be asked to stop": be_asked_to_stop,
     "drift": drift,

@@ -96,6 +96,12 @@ def run_torchrun(
 ) -> subprocess.CompletedProcess[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    environment |= {"SOME_CACHE": str(members.cache), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [*torchrun, *launch, *program, *SETTINGS, *settings, "--out", str(run), "--resume", "auto"]
-    return subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+    told = os.environ | launched(members, run) | environment
+    return subprocess.run(words, env=told, capture_output=True, text=True, timeout=120)
+
+
+def launched(members: Members, run: Path) -> dict[str, str]:
+    """The environment of what torchrun starts."""
+    shared = {"SOME_CACHE": str(members.cache), "DIED": str(run.with_name("died"))}
+    return shared | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,8 +1,11 @@
 """Several processes on this machine: they end with one another's bits, and with one process's figures."""
 
 import json
+import os
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from some_moe.config import ConfigError, TrainConfig
 from some_moe.parallel.process_group import BUCKET_BYTES, ProcessGroup, digest_tensors, fill_buckets
 from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import RunFolder, read_log
-from tests.parallel.members import MEMBER, SETTINGS, Members, assert_agree, run_torchrun, said
+from tests.parallel.members import MEMBER, SETTINGS, Members, assert_agree, free_port, launched, run_torchrun, said
 
 UNEVEN = [45, 5]  # rows to score in batches of eight: six batches, the last of them short; and one batch for two
 
@@ -96,6 +99,25 @@ def test_torchrun_restarts_a_run_whose_process_was_killed_to_the_bits_of_an_undi
     losses = [[record.get("train_loss", record.get("val_loss")) for record in log] for log in logs]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 14
+
+
+@pytest.mark.slow
+def test_two_launchers_as_on_two_machines_start_a_killed_process_again(
+    members: Members, undisturbed: Path, tmp_path: Path
+) -> None:
+    run, port = tmp_path / "run", free_port()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
+    torchrun += ["--local-addr", "127.0.0.1", "--max-restarts", "2", str(MEMBER.with_name("mortal.py"))]
+    told = os.environ | launched(members, run) | {"DIES_AT": "8", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    words = [*torchrun, *SETTINGS, "--out", str(run), "--resume", "auto"]
+    launchers = [subprocess.Popen(words, env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+    found = [launcher.communicate(timeout=120)[0].decode() for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], found
+    assert (tmp_path / "died").exists()
+    assert any("at step 6 of 12" in text for text in found)
+    for file in ("checkpoints/step-12/model.safetensors", "checkpoints/step-12/optimizer.safetensors"):
+        assert (run / file).read_bytes() == (undisturbed / file).read_bytes()
 
 
 def test_a_signal_to_one_process_stops_both_after_the_same_step_and_one_process_resumes(

@@ -210,6 +210,27 @@ def test_a_run_that_was_shared_out_goes_on_in_four_processes(
 
 
 @pytest.mark.slow
+def test_a_shared_out_run_reports_its_best_checkpoint_and_another_begins_with_it(
+    members: Members, alone: Path, tmp_path: Path
+) -> None:
+    assert alone.is_dir()  # its text is in the cache
+    steep = ["--model.trainability", "full", "--train.learning-rate", "0.1", "--train.eval-every", "1"]
+    single, several = tmp_path / "single", tmp_path / "several"
+    assert main([*SETTINGS, *steep, "--out", str(single)]) == 0
+    words = [*SETTINGS, *SHARED_OUT, *steep, "--out", str(several)]
+    assert members.run("command", tmp_path, words=words) == [0, 0], said(tmp_path)
+    results = [json.loads((path / "result.json").read_text()) for path in (single, several)]
+    assert [result["best_step"] for result in results] == [1, 1]
+    assert results[0]["test_loss"] == pytest.approx(results[1]["test_loss"], abs=1e-5)
+    assert results[0]["test_loss"] < results[0]["test_loss_last_step"] - 0.1
+    begin = ["--model.trainability", "full", "--init-from", str(single / "checkpoints" / "step-1")]
+    assert main([*SETTINGS, *begin, "--out", str(tmp_path / "single-2")]) == 0
+    words = [*SETTINGS, *SHARED_OUT, *begin, "--out", str(tmp_path / "several-2")]
+    assert members.run("command", tmp_path, words=words) == [0, 0], said(tmp_path)
+    assert_agree(tmp_path / "single-2", tmp_path / "several-2")
+
+
+@pytest.mark.slow
 def test_a_killed_process_of_a_shared_out_run_is_started_again_to_the_bits_of_an_undisturbed_one(
     members: Members, together: Path, tmp_path: Path
 ) -> None:
@@ -219,6 +240,15 @@ def test_a_killed_process_of_a_shared_out_run_is_started_again_to_the_bits_of_an
     assert "at step 6 of 12" in done.stdout
     for file in ("checkpoints/step-12/model.safetensors", "checkpoints/step-12/optimizer.safetensors"):
         assert (run / file).read_bytes() == (together / file).read_bytes()
+
+
+def test_the_others_tell_in_a_sentence_that_a_process_has_died_amid_a_step(members: Members, tmp_path: Path) -> None:
+    words = [*SETTINGS, "--train.fsdp", "--out", str(tmp_path / "run")]
+    codes = members.run("command", tmp_path, words=words, deed="die in backward", at_step=8, patience=5)
+    assert codes == [1, -9]
+    assert said(tmp_path)[0].startswith("some: process 0 of 2 lost touch with the others (")
+    assert said(tmp_path)[0].endswith("checkpoints/step-6; continue with --resume auto\n")
+    assert said(tmp_path)[0].count("\n") == 1
 
 
 def test_a_process_that_dies_while_parts_are_written_leaves_the_checkpoint_before_and_nothing_half(

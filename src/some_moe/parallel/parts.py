@@ -14,6 +14,7 @@ from shutil import rmtree
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor
 
@@ -38,8 +39,10 @@ def put_together(group: ProcessGroup, folder: Path, files: Files) -> Iterator[Fi
             whole[name] = {key: tensor for key, tensor in shown.items() if key not in parts}
             if parts:
                 writer = HuggingFaceStorageWriter(str(place / name), save_distributed=True, enable_consolidation=True)
-                with group.listening():
+                try:
                     dcp.save(parts, storage_writer=writer)  # type: ignore[attr-defined]
+                except CheckpointException as error:  # what went wrong in some process, told to all
+                    raise next(iter(error.failures.values()))[0] from None
             if parts and group.is_main:
                 (written,) = (place / name).glob("*.safetensors")
                 file = opened.enter_context(open_tensors(written))

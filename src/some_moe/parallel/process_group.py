@@ -153,11 +153,26 @@ class ProcessGroup:
         """Turn the failure of a message into a sentence."""
         try:
             yield
+        except ProcessGroupError:
+            raise
         except RuntimeError as error:
             reason = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0] or type(error).__name__
             raise ProcessGroupError(
                 f"process {self.rank} of {self.world_size} lost touch with the others ({reason})"
             ) from None
+
+    @contextmanager
+    def in_touch(self) -> Iterator[None]:
+        """The same for messages that torch sends by itself (FSDP); other errors stay what they are."""
+        try:
+            yield
+        except RuntimeError as error:
+            import torch.distributed as dist
+
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            with self.listening():
+                raise
 
     # --- setting up: every message is a meeting, so that whoever has a problem finds the others listening -----
 
@@ -239,6 +254,10 @@ class ProcessGroup:
     def count_sharing(self, config: RunConfig) -> int:
         """How many processes have the experts of a layer together."""
         return {"off": 1, "machine": self.local_world_size, "all": self.world_size}[config.train.expert_parallel]
+
+    def count_shares(self, config: RunConfig) -> tuple[int, int]:
+        """Into how many parts what is trained is divided, and each library."""
+        return self.world_size if config.train.fsdp else 1, self.count_sharing(config)
 
     def own_experts(self) -> range | None:
         """The experts of each layer that this process makes; None is all."""

@@ -95,8 +95,8 @@ class Trainer:
             )
         self.steps_an_epoch = len(self.batches)
         self.total_steps = config.count_steps(self.batches.num_rows)
-        longest = int(self.dataset.train.lengths.max())
-        refuse_too_large(config, self.machine.device, training=True, longest=longest)
+        longest, shares = int(self.dataset.train.lengths.max()), group.count_shares(config)
+        refuse_too_large(config, self.machine.device, training=True, longest=longest, shares=shares)
         refuse_full_disk(config, folder.path, self.total_steps, there=len(folder.list_checkpoints()))
         self.model = self.machine.make_model(config, group) if model is None else self.machine.adopt(model)
         self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
@@ -460,7 +460,7 @@ def train(trainer: Trainer) -> dict[str, Any]:
     folder = trainer.folder
     with trainer.interrupts:
         try:
-            with trainer.display:
+            with trainer.display, trainer.group.in_touch():
                 return trainer.run()
         except ProcessGroupError as error:
             kept = folder.describe_newest("whole")
