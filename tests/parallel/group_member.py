@@ -3,6 +3,7 @@
 Globals that the test sets: `environment` (what torchrun would say), `job`, `place` (a folder) and `options`.
 """
 
+import errno
 import json
 import os
 import signal
@@ -190,6 +191,16 @@ def die_when_parts_are_written(trainer: loop.Trainer) -> None:  # noqa: ARG001
     hf_storage.HuggingFaceStorageWriter.write_data = write_data  # type: ignore[method-assign]
 
 
+def have_no_room(trainer: loop.Trainer) -> None:  # noqa: ARG001
+    """Nor has the next part that this process is to write."""
+    from torch.distributed.checkpoint import hf_storage
+
+    def write_data(*arguments: Any) -> Any:  # noqa: ARG001
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    hf_storage.HuggingFaceStorageWriter.write_data = write_data  # type: ignore[method-assign]
+
+
 def drift(trainer: loop.Trainer) -> None:
     with torch.no_grad():
         trainer.model.head.bias[3] += 1e-6
@@ -199,6 +210,7 @@ DEEDS: dict[str, Callable[[loop.Trainer], None]] = {
     "die": die,
     "die when parts are written": die_when_parts_are_written,
     "die in backward": die_in_backward,
+    "have no room": have_no_room,
     "freeze": freeze,
     "be asked to stop": be_asked_to_stop,
     "drift": drift,

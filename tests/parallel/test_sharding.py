@@ -242,6 +242,16 @@ def test_a_killed_process_of_a_shared_out_run_is_started_again_to_the_bits_of_an
         assert (run / file).read_bytes() == (together / file).read_bytes()
 
 
+@pytest.mark.slow
+def test_a_disk_that_has_no_room_for_one_part_ends_all_with_a_sentence(members: Members, tmp_path: Path) -> None:
+    words = [*SETTINGS, *SHARED_OUT, "--out", str(tmp_path / "run")]
+    assert members.run("command", tmp_path, words=words, deed="have no room", at_step=8, patience=5) == [1, 1]
+    sentence = said(tmp_path)[0]
+    assert sentence.startswith(f"some: cannot write to {tmp_path / 'run'} (No space left on device); the last whole")
+    assert sentence.count("\n") == 1
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-5", "step-6"]
+
+
 def test_the_others_tell_in_a_sentence_that_a_process_has_died_amid_a_step(members: Members, tmp_path: Path) -> None:
     words = [*SETTINGS, "--train.fsdp", "--out", str(tmp_path / "run")]
     codes = members.run("command", tmp_path, words=words, deed="die in backward", at_step=8, patience=5)

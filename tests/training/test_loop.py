@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
@@ -18,7 +19,6 @@ import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.registry.presets import smoke
 from some_moe.sinks.display import Display
-from some_moe.training import checkpoint as checkpoint_module
 from some_moe.training import loop as loop_module
 from some_moe.training.loop import TrainingStoppedError, resume, start, train
 from some_moe.training.run_folder import RunFolder, read_log
@@ -273,7 +273,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_whole(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = start(make_config(), RunFolder(tmp_path / "run"), Display())
-    original = checkpoint_module.save_file
+    original = safetensors.torch.save_file
 
     def full(tensors: Any, path: Path) -> None:
         original(tensors, path)
@@ -281,13 +281,13 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_whole(
             path.write_bytes(path.read_bytes()[:100])
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_module, "save_file", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(
         TrainingStoppedError, match=r"No space left on device.*last whole checkpoint is .*step-6"
     ) as error:
         train(trainer)
     assert error.value.code == 1
-    monkeypatch.setattr(checkpoint_module, "save_file", original)
+    monkeypatch.setattr(safetensors.torch, "save_file", original)
     folder = RunFolder(tmp_path / "run")
     assert not list(folder.checkpoints.glob(".*"))
     train(resume(folder, Display(), folder.newest_checkpoint()))
