@@ -40,7 +40,7 @@ ALLOWED = {
     "__init__": LEAVES | {"api", "glass", "growth", "model", "training"},
 }
 BRINGS_FAST = {"training/machine.py", "__init__.py"}
-BRINGS_GROWTH = {"training/runs.py"}  # a run with branches is opened as any other
+BRINGS_GROWTH = {"training/loop.py", "training/runs.py"}  # a run with branches is opened as any other
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -98,7 +98,7 @@ BUDGETS = {
     "sinks": 160,
     "fast": 4_400,
     "stories": 410,
-    "growth": 800,
+    "growth": 850,
     "glass": 4_880,
     "lab": 3_750,
     "commands": 1_260,
@@ -109,13 +109,13 @@ BUDGETS = {
     "hashing": 100,
     "sampling": 60,
     "errors": 110,
-    "system": 1_400,
+    "system": 1_450,
     "memory": 170,
     "precision": 30,
     "__init__": 60,
     "__main__": 20,
 }
-CORE_BUDGET, ALL_BUDGET = 6_000, 24_500
+CORE_BUDGET, ALL_BUDGET = 6_000, 25_500
 
 
 def count_lines(rooms: set[str]) -> int:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,6 +53,11 @@ def open_base(path: Path, grown: Grown, base: str | Path | None = None, device: 
             "restore it, or give the right one with --base"
         )
     return run
+
+
+def open_branches(path: Path, **options: Any) -> SomeLM | None:
+    """The model of a run that was grown or merged, its base's part loaded; None for any other run."""
+    return open_model(path, **options) if (path / GROWN).exists() else None
 
 
 def open_model(

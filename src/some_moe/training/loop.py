@@ -35,7 +35,6 @@ from some_moe.training.generation import stream_text
 from some_moe.training.machine import Machine, choose_machine
 from some_moe.training.result import epoch_record, make_result
 from some_moe.training.run_folder import RunFolder
-from some_moe.training.runs import open_branches
 from some_moe.training.schedule import rate_at, top_k_at
 from some_moe.training.step import StepResult
 
@@ -71,9 +70,8 @@ class Trainer:
         display: Display,
         tokenizer: Tokenizer | None,
         group: ProcessGroup,
-        model: SomeLM | None = None,
+        model: SomeLM | None = None,  # one that was made already, of which a part learns
     ) -> None:
-        """model: one that was made already, of which a part learns."""
         self.config, self.folder, self.display, self.group = config, folder, display, group
         self.machine: Machine = choose_machine(config.train, group)
         group.refuse_uneven(config)
@@ -441,6 +439,8 @@ def resume(
         saved = folder.read_config()
         config = config or saved
         changes = [] if place is None else checkpoint.list_changes(place, config, saved, accepted)
+        from some_moe.growth.opening import open_branches  # which opens bases, and so needs what is here
+
         model = open_branches(folder.path, learns=True)
         if place is not None and model is None:
             checkpoint.refuse_other_model(place, config)

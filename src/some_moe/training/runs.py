@@ -23,20 +23,12 @@ class Run:
     """What `train` and `load` return. Its parts are read when they are first asked for."""
 
     def __init__(
-        self,
-        path: Path,
-        config: RunConfig,
-        *,
-        checkpoint: str = "best",
-        device: str = "cpu",
-        base: str | Path | None = None,
-        favour: float | None = None,
-        **at_hand: Any,
+        self, path: Path, config: RunConfig, *, checkpoint: str = "best", device: str = "cpu", **more: Any
     ) -> None:
-        """at_hand: parts that need not be read: tokenizer, model, step or result."""
-        self.path, self.config, self._branches = path, config, {"base": base, "favour": favour}
+        """more: branches, how a run's are to be opened; and parts that need not be read: tokenizer, step or result."""
+        self.path, self.config, self._branches = path, config, more.pop("branches", {})
         self._folder, self._checkpoint, self._device = RunFolder(path), checkpoint, device
-        self.__dict__.update(at_hand)
+        self.__dict__.update(more)
 
     @cached_property
     @in_a_sentence()
@@ -70,6 +62,7 @@ class Run:
     @in_a_sentence()
     def model(self) -> "SomeLM":
         """The model with the checkpoint's weights and keys, ready to use."""
+        from some_moe.growth.opening import open_branches
         from some_moe.model.transformer import SomeLM
         from some_moe.training.checkpoint import load_model, refuse_other_model
 
@@ -193,15 +186,7 @@ def load(
     """
     folder = RunFolder(path)
     config = folder.read_config()
-    run = Run(folder.path, config, checkpoint=checkpoint, device=device, base=base, favour=favour)
+    branches = {"base": base, "favour": favour}
+    run = Run(folder.path, config, checkpoint=checkpoint, device=device, branches=branches)
     run.checkpoint  # noqa: B018 - one that is not there is refused now
     return run
-
-
-def open_branches(path: Path, **options: Any) -> "SomeLM | None":
-    """The model of a run that was grown or merged, its base's part loaded; None for any other run."""
-    if not (path / "grown.json").exists():
-        return None
-    from some_moe.growth.opening import open_model
-
-    return open_model(path, **options)
