@@ -89,7 +89,7 @@ def test_listing_rooms_never_import_torch(path: Path) -> None:
 # own. The core is what a newcomer reads in an afternoon.
 BUDGETS = {
     "config": 830,
-    "data": 900,
+    "data": 1_040,
     "experts": 660,
     "model": 1_640,
     "metrics": 290,
@@ -115,7 +115,8 @@ BUDGETS = {
     "__init__": 60,
     "__main__": 20,
 }
-CORE_BUDGET, ALL_BUDGET = 6_000, 25_500
+# The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five.
+CORE_BUDGET, ALL_BUDGET = 6_150, 25_500
 
 
 def count_lines(rooms: set[str]) -> int:

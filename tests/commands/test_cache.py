@@ -2,9 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from some_moe.cli import main
@@ -20,8 +20,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fill() -> None:
     for wanted, source in (("one", "own.txt"), ("two", "stories\x1b[2J")):
-        cache.store(wanted, {"ids": np.arange(2000)}, "", {"source": source, "tokens": "2000"})
-    os.utime(cache.file_of("one"), (0, 0))
+        label = {"source": source, "tokens": 2000, "files": []}
+        cache.obtain(wanted, lambda *_: True, lambda *_, label=label: label, print)
+    os.utime(cache.folder_of("one"), (0, 0))
+
+
+def leave_half() -> None:
+    def stop(_folder: Path, _half: cache.About, save: Callable[[cache.About], None]) -> cache.About:
+        save({"source": "large.jsonl.zst", "tokens": 3_000_000})
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.obtain("three", lambda *_: True, stop, print)
 
 
 def test_the_cache_is_listed_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -41,10 +51,20 @@ def test_the_cache_is_listed_as_a_table_and_as_json(capsys: pytest.CaptureFixtur
     assert found["bytes"] == sum(entry["bytes"] for entry in found["entries"])
 
 
+def test_what_was_left_half_made_is_listed_and_cleared_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    leave_half()
+    assert main(["cache", "list"]) == 0
+    line = capsys.readouterr().out.splitlines()[-2]
+    assert "large.jsonl.zst" in line
+    assert "half-made" in line
+    assert main(["cache", "clear"]) == 0
+    assert not cache.list_entries()
+
+
 def test_old_files_are_cleared_then_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fill()
     assert main(["cache", "clear", "--older-than", "30"]) == 0
-    assert capsys.readouterr().out.startswith("removed 1 file, ")
+    assert capsys.readouterr().out.startswith("removed 1 entry, ")
     assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out.endswith(f"from {tmp_path / 'cache'}\n")
     assert not cache.list_entries()

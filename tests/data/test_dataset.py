@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from some_moe.config import ConfigError, DataConfig
 from some_moe.data.batches import encode_rows
@@ -15,7 +14,6 @@ from some_moe.data.tokenizer import BOS, EOS, Tokenizer
 from some_moe.stories import generator
 from some_moe.system import cache
 from some_moe.system.cache import cache_folder
-from some_moe.system.reading import read_tensors
 
 TEXTS = [f"There were {n} small frogs in pond {n * 7 % 50}." for n in range(120)]
 
@@ -46,14 +44,14 @@ def test_the_tokenizer_sees_the_training_split_alone(source: Path) -> None:
     from some_moe.data.sources import load_corpus
 
     corpus = load_corpus(DataConfig(source=str(source)))
-    assert dataset.tokenizer.to_json() == Tokenizer.train(corpus.train, 400).to_json()
-    assert len(dataset.train) == len(corpus.train)
+    assert dataset.tokenizer.to_json() == Tokenizer.train(corpus.read("train"), 400).to_json()
+    assert len(dataset.train) == corpus.count("train")
 
 
 def test_the_second_time_comes_from_the_cache_and_is_the_same(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig(source=str(source), seq_len=32)
     first = prepare(config, 400)
-    monkeypatch.setattr("some_moe.data.dataset._encode", lambda *_: pytest.fail("the cache was not used"))
+    monkeypatch.setattr("some_moe.data.dataset._make", lambda *_: pytest.fail("the cache was not used"))
     second = prepare(config, 400)
     assert second.digest == first.digest
     assert second.test.to_lists() == first.test.to_lists()
@@ -84,19 +82,24 @@ def test_changed_words_of_the_stories_miss_the_cache(
     assert len(list(cache_folder().iterdir())) == 2
 
 
-def the_file() -> Path:
-    (file,) = cache_folder().glob("*.safetensors")
-    return file
+def the_folder() -> Path:
+    (folder,) = cache_folder().iterdir()
+    return folder
 
 
-def change(file: Path, *, seals: bool, **changes: np.ndarray | str) -> None:
-    """Change arrays or words of a prepared file; seals: as somebody would who knows how it is sealed."""
-    arrays, words = read_tensors(file)
-    arrays |= {name.replace("_", "."): value for name, value in changes.items() if isinstance(value, np.ndarray)}
-    words |= {name: value for name, value in changes.items() if isinstance(value, str)}
+def change(folder: Path, *, seals: bool, **changes: np.ndarray | str) -> None:
+    """Change prepared files, or what is told of them; seals: as somebody would who knows how they are sealed."""
+    for name, value in changes.items():
+        if isinstance(value, np.ndarray):
+            (folder / name.replace("_", ".")).write_bytes(value.tobytes())
+    about = json.loads((folder / cache.ABOUT).read_text())
+    about |= {name: value for name, value in changes.items() if isinstance(value, str)}
     if seals:
-        words["seal"] = cache.seal(WANTED[-1], words["about"], arrays)
-    save_file(arrays, file, words)
+        about["digest"] = cache.digest_files(folder, about["files"])
+        about["seal"] = cache.seal(WANTED[-1], about)
+    (folder / cache.ABOUT).write_text(json.dumps(about))
+    if "all" in changes:
+        (folder / cache.ABOUT).write_text(str(changes["all"]))
 
 
 WANTED: list[str] = []
@@ -105,26 +108,39 @@ WANTED: list[str] = []
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the words that data is asked for by."""
-    real = cache.file_of
+    real = cache.folder_of
 
-    def file_of(wanted: str) -> Path:
+    def folder_of(wanted: str) -> Path:
         WANTED.append(wanted)
         return real(wanted)
 
-    monkeypatch.setattr(cache, "file_of", file_of)
+    monkeypatch.setattr(cache, "folder_of", folder_of)
 
 
-def test_a_damaged_cache_entry_is_made_again_with_a_word(source: Path) -> None:
+@pytest.mark.parametrize("name", ["train.ids", "test.starts", "about.json"])
+def test_a_damaged_cache_entry_is_made_again_with_a_word(source: Path, name: str) -> None:
     config, said = DataConfig(source=str(source)), []
     first = prepare(config, 400)
-    file = the_file()
+    file = the_folder() / name
     good = file.read_bytes()
     for damage in (b"", b"broken", good[:-2], good[:-1] + bytes([good[-1] ^ 1]), good[:8] + b"x" + good[9:]):
         file.write_bytes(damage)
         assert prepare(config, 400, say=said.append).digest == first.digest
         assert said.pop().endswith("cannot be used (it is not what was stored), and is made again")
+        assert file.read_bytes() == good
     assert prepare(config, 400, say=said.append).digest == first.digest
     assert not said
+
+
+def test_what_is_made_again_leaves_the_memory_of_those_alone_who_use_the_old(source: Path) -> None:
+    config = DataConfig(source=str(source), seq_len=32)
+    first = prepare(config, 400)
+    before = first.train.to_lists()
+    with (the_folder() / "train.ids").open("ab") as file:
+        file.write(b"more")
+    prepare(config, 400)
+    cache.clear()
+    assert first.train.to_lists() == before
 
 
 @pytest.mark.parametrize("seals", [False, True])
@@ -132,15 +148,15 @@ def test_a_damaged_cache_entry_is_made_again_with_a_word(source: Path) -> None:
     "changes",
     [
         {"train_ids": np.full(50, 60_000, np.uint16), "train_starts": np.array([0, 25, 50])},
-        {"train_ids": np.full((50, 2), 5, np.uint16), "train_starts": np.array([0, 25, 50])},
-        {"train_ids": np.full(50, 5, np.int32), "train_starts": np.array([0, 25, 50])},
+        {"train_ids": np.full(100, 5, np.uint16), "train_starts": np.array([0, 25, 50])},
+        {"train_ids": np.full(101, 5, np.uint8), "train_starts": np.array([0, 25, 50])},
         {"train_ids": np.full(50, 5, np.uint16), "train_starts": np.array([0, 25, 51])},
         {"train_ids": np.full(50, 5, np.uint16), "train_starts": np.array([0, -3, 50])},
         {"train_ids": np.full(50, 5, np.uint16), "train_starts": np.array([0, 50])},
         {"train_ids": np.zeros(0, np.uint16), "train_starts": np.array([0])},
-        {"about": "[]"},
-        {"about": "[" * 100_000},
-        {"about": json.dumps([Tokenizer.train(TEXTS, 600).to_json(), 0, 0, 0, 0])},
+        {"all": "[]"},
+        {"all": "[" * 100_000},
+        {"tokenizer": Tokenizer.train(TEXTS, 600).to_json()},
     ],
     ids=range(10),
 )
@@ -148,10 +164,11 @@ def test_a_damaged_cache_entry_is_made_again_with_a_word(source: Path) -> None:
 def test_prepared_data_that_does_not_fit_is_made_again(source: Path, changes: dict[str, Any], seals: bool) -> None:
     config, said = DataConfig(source=str(source), seq_len=32), []
     first = prepare(config, 400)
-    change(the_file(), seals=seals, **changes)
+    before = first.train.to_lists()
+    change(the_folder(), seals=seals, **changes)
     again = prepare(config, 400, say=said.append)
     assert again.digest == first.digest
-    assert again.train.to_lists() == first.train.to_lists()
+    assert again.train.to_lists() == before
     assert len(said) == 1
 
 
@@ -159,19 +176,18 @@ def test_prepared_data_that_does_not_fit_is_made_again(source: Path, changes: di
 def test_prepared_data_of_another_tokenizer_is_made_again(source: Path) -> None:
     config, own = DataConfig(source=str(source), seq_len=32), Tokenizer.train(TEXTS, 350)
     first = prepare(config, 400, own)
-    _, words = read_tensors(the_file())
-    other = [Tokenizer.train(TEXTS[:3], 300).to_json(), *json.loads(words["about"])[1:]]
-    change(the_file(), seals=True, about=json.dumps(other))
+    change(the_folder(), seals=True, tokenizer=Tokenizer.train(TEXTS[:3], 300).to_json())
     assert prepare(config, 400, own).tokenizer.to_json() == first.tokenizer.to_json() == own.to_json()
 
 
-def test_data_prepared_for_one_question_is_no_answer_to_another(source: Path) -> None:
+def test_data_prepared_for_one_question_is_no_answer_to_another(source: Path, tmp_path: Path) -> None:
     config, said = DataConfig(source=str(source), seq_len=32), []
     prepare(config, 400)
-    first = the_file().read_bytes()
-    the_file().unlink()
+    other = the_folder().rename(tmp_path / "other")
     wanted = prepare(config, 350)
-    the_file().write_bytes(first)
+    place = the_folder()
+    place.rename(tmp_path / "first")
+    other.rename(place)
     assert prepare(config, 350, say=said.append).digest == wanted.digest
     assert len(said) == 1
 

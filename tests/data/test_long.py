@@ -61,7 +61,7 @@ def test_forty_books_lose_no_token_in_any_batching(tmp_path: Path, size: int) ->
     config = DataConfig(source=str(write_books(tmp_path / "books.txt", 40, size)), seq_len=128, long="split")
     dataset, corpus = prepare(config, 400), load_corpus(config)
     for split in SPLITS:
-        wanted = [one for text in getattr(corpus, split) for one in (*dataset.tokenizer.encode(text), EOS)]
+        wanted = [one for text in corpus.read(split) for one in (*dataset.tokenizer.encode(text), EOS)]
         rows = getattr(dataset, split)
         assert [one for row in rows.to_lists() for one in row[1:]] == wanted
         assert rows.num_cut == 0
@@ -119,7 +119,7 @@ def test_a_run_on_books_trains_on_all_of_them_and_scores_all(tmp_path: Path) -> 
     run, lines = train(tmp_path, **{"data.seq_len": 64, "data.train_subset_size": 20})
     assert run.config.data.long == "split"
     assert "20 training stories in " in lines[0]
-    found = len(load_corpus(run.config.data.override({"train_subset_size": None})).train)
+    found = load_corpus(run.config.data.override({"train_subset_size": None})).count("train")
     assert f"20 of {found} training stories are used (data.train_subset_size; null takes all)" in lines
     assert not [line for line in lines if "cut off" in line]
     own = tmp_path / "own.txt"

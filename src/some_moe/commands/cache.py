@@ -14,6 +14,7 @@ COLUMNS = (
     text_column("name", "name"),
     Column("source", lambda entry: entry["source"] or ABSENT, wraps=True),
     number_column("tokens", "tokens", ",d"),
+    Column("state", lambda entry: "whole" if entry["is_whole"] else "half-made"),
     Column("size", lambda entry: format_size(entry["bytes"]), numeric=True),
     text_column("last used (UTC)", "last_used"),
 )
@@ -42,7 +43,7 @@ def clear_cache(arguments: list[str]) -> int:
         raise UsageError(f"--older-than {days!r} is not a number of days; give one such as 30")
     removed = cache.clear(int(days or 0))
     size, folder = format_size(sum(entry.bytes for entry in removed)), clean(str(cache.cache_folder()))
-    return write(f"removed {len(removed)} file{'' if len(removed) == 1 else 's'}, {size}, from {folder}\n")
+    return write(f"removed {len(removed)} {'entry' if len(removed) == 1 else 'entries'}, {size}, from {folder}\n")
 
 
 def describe(entry: cache.Entry) -> dict[str, Any]:

@@ -8,21 +8,26 @@ T positions. Three ways to fill a batch (`data.batching`):
 - packed: rows filled with whole stories, which do not see each other.
 """
 
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from some_moe.config import ConfigError, DataConfig
-from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from some_moe.config import DataConfig
+from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer, in_chunks
+from some_moe.system.streams import GrowingFile
 
 LENGTH_STEP = 32  # bucketed batches are as long as a multiple of this: few shapes, little padding
 GPU_LENGTHS = 6  # on a GPU each length is compiled and recorded, so there are fewer
+Writable = BinaryIO | GrowingFile
 BUCKET_BATCHES = 32  # so many batches are sorted by length together
 
 
@@ -36,6 +41,7 @@ class Rows:
     ids: np.ndarray  # (total,) uint16
     starts: np.ndarray  # (rows + 1,) int64
     num_cut: int = 0  # ids that lay beyond seq_len
+    num_stories: int = 0  # that the rows were made of, where that is known
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -48,30 +54,46 @@ class Rows:
         """Positions each story fills: one less than its ids."""
         return np.diff(self.starts) - 1
 
-    @property
-    def num_stories(self) -> int:
-        """Stories that the rows were made of: each begins with bos, and the rows that go on with a long one do not."""
-        return int((self.ids[self.starts[:-1]] == BOS).sum())
-
     def to_lists(self) -> list[list[int]]:
         return [self[story].tolist() for story in range(len(self))]
 
 
-def encode_rows(texts: list[str], tokenizer: Tokenizer, seq_len: int, *, split: bool = False) -> Rows:
-    """Encode stories; one that fills more than seq_len positions is cut (and then has no eos), or split.
+class RowWriter:
+    """Rows of stories, written to a file of ids and to one of where each row ends.
 
-    A row of a story that was split begins with the id that the row before it ends with: each is a target once.
+    A story that fills more than seq_len positions is cut (and then has no eos), or split: a row of it then begins with
+    the id that the row before it ends with, so that each is a target once.
     """
-    if tokenizer.vocab_size > 1 << 16:
-        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, more than 16 bits hold; use a smaller one")
-    pieces, num_cut = [], 0
-    for ids in tokenizer.encode_each(texts):
-        whole = [BOS, *ids, EOS]
-        kept = np.array(whole if split else whole[: seq_len + 1], dtype=np.uint16)
-        num_cut += len(whole) - len(kept)
-        pieces += [kept[start : start + seq_len + 1] for start in range(0, len(kept) - 1, seq_len)]
-    starts = np.cumsum([0, *map(len, pieces)])
-    return Rows(np.concatenate(pieces) if pieces else np.zeros(0, np.uint16), starts, num_cut)
+
+    def __init__(self, ids: Writable, starts: Writable, seq_len: int, *, split: bool) -> None:
+        self.ids, self.starts, self.seq_len, self.split = ids, starts, seq_len, split
+        self.num_ids = self.num_cut = self.num_stories = 0
+        if not starts.tell():
+            starts.write(np.zeros(1, np.int64).tobytes())
+
+    def append(self, stories: Iterable[list[int]]) -> None:
+        pieces: list[np.ndarray] = []
+        for ids in stories:
+            whole = [BOS, *ids, EOS]
+            kept = np.array(whole if self.split else whole[: self.seq_len + 1], dtype=np.uint16)
+            pieces += [kept[at : at + self.seq_len + 1] for at in range(0, len(kept) - 1, self.seq_len)]
+            self.num_cut += len(whole) - len(kept)
+            self.num_stories += 1
+        if pieces:
+            ends = self.num_ids + np.cumsum([*map(len, pieces)])
+            self.ids.write(np.concatenate(pieces).tobytes())
+            self.starts.write(ends.tobytes())
+            self.num_ids = int(ends[-1])
+
+
+def encode_rows(texts: Iterable[str], tokenizer: Tokenizer, seq_len: int, *, split: bool = False) -> Rows:
+    """Encode stories into rows in memory."""
+    ids, starts = BytesIO(), BytesIO()
+    writer = RowWriter(ids, starts, seq_len, split=split)
+    for chunk in in_chunks(texts, len):
+        writer.append(tokenizer.encode_many(chunk))
+    arrays = np.frombuffer(ids.getbuffer(), np.uint16), np.frombuffer(starts.getbuffer(), np.int64)
+    return Rows(*arrays, writer.num_cut, writer.num_stories)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,18 +222,34 @@ class Batches:
                 yield pending.popleft().result()
 
 
-def pack_stories(lengths: np.ndarray, seq_len: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class Groups:
+    """Stories by the row that they are in: those of row i are stories[starts[i] : starts[i+1]]."""
+
+    stories: np.ndarray  # (stories,) int64
+    starts: np.ndarray  # (rows + 1,) int64
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, row: int) -> list[int]:
+        return list(map(int, self.stories[self.starts[row] : self.starts[row + 1]]))
+
+
+def pack_stories(lengths: np.ndarray, seq_len: int) -> Groups:
     """Fill rows of seq_len positions with whole stories, longest first, each into the fullest row that has room."""
-    by_room: list[list[int]] = [[] for _ in range(seq_len + 1)]  # rows by the room they have left
-    groups: list[list[int]] = []
-    for story in np.argsort(-lengths, kind="stable").tolist():
+    by_room = [array("q") for _ in range(seq_len + 1)]  # rows by the room they have left
+    order = np.argsort(-lengths, kind="stable")
+    rows = np.empty(len(order), np.int64)
+    num_rows = 0
+    for place, story in enumerate(order):
         need = int(lengths[story])
         room = next((r for r in range(need, seq_len + 1) if by_room[r]), None)
         if room is None:
-            row, room = len(groups), seq_len
-            groups.append([])
+            row, room, num_rows = num_rows, seq_len, num_rows + 1
         else:
             row = by_room[room].pop()
-        groups[row].append(story)
+        rows[place] = row
         by_room[room - need].append(row)
-    return groups
+    counts = np.bincount(rows, minlength=num_rows)
+    return Groups(order[np.argsort(rows, kind="stable")], np.concatenate(([0], np.cumsum(counts))))

@@ -1,24 +1,35 @@
-"""A source made ready to train on: tokenizer and encoded splits, kept in a cache by a hash of their content."""
+"""A source made ready to train on: tokenizer and encoded splits, kept in a cache by a hash of their content.
+
+Splits are encoded in a stream, into files that are mapped into memory: neither takes more of it for a larger source.
+"""
 
 import hashlib
 import json
 import os
-from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from some_moe.config import ConfigError, DataConfig, RunConfig
-from some_moe.data.batches import Rows, encode_rows
-from some_moe.data.sources import SPLITS, Corpus, load_corpus
-from some_moe.data.tokenizer import Tokenizer
+from some_moe.data.batches import Rows, RowWriter
+from some_moe.data.sources import LEFT_OUT, SPLITS, Corpus, Part, find_parts, identify, stamp, survey
+from some_moe.data.tokenizer import Tokenizer, in_chunks
 from some_moe.errors import in_a_sentence
 from some_moe.stories import generator
 from some_moe.system import cache
-from some_moe.system.progress import Say, announce, say_nothing
+from some_moe.system.progress import Say, Track, announce, say_nothing, track_nothing
+from some_moe.system.streams import GrowingFile, begins_with, read_pieces, refuse_full_disk
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
+SHARD = 1 << 26  # bytes of text after whose encoding a kill costs nothing of it
+LEARNED = 1 << 28  # bytes of text that a vocabulary is learned from: of more, every second story, or every third …
+KINDS = {"ids": np.uint16, "starts": np.int64}
+FILES = [f"{split}.{kind}" for split in SPLITS for kind in KINDS]
 
 
 @dataclass(frozen=True)
@@ -30,17 +41,9 @@ class Dataset:
     valid: Rows
     test: Rows
     _: KW_ONLY
+    digest: str  # a hash of the ids of all splits and of where rows start: a resumed run must find the same
     duplicates: int  # documents that were left out as repeats
     unused: int = 0  # training documents that data.train_subset_size leaves out
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash of the ids of all splits: a resumed run must find the same."""
-        total = hashlib.sha256()
-        for rows in (self.train, self.valid, self.test):
-            total.update(rows.ids.tobytes())
-            total.update(rows.starts.tobytes())
-        return total.hexdigest()
 
 
 def settle_data(config: RunConfig) -> RunConfig:
@@ -56,11 +59,12 @@ def prepare(
     *,
     offline: bool = False,
     say: Say = say_nothing,
+    track: Track = track_nothing,
 ) -> Dataset:
     """Load, tokenize and encode what the config asks for; from the cache where the same was made before.
 
     tokenizer: use this one (a run's own, on resume) instead of data.tokenizer or a newly trained one. offline: read a
-    dataset of the hub only where it lies on this machine. say: hears of what takes long.
+    dataset of the hub only where it lies on this machine. say, track: hear of what takes long.
     """
     if config.source == "stories" and os.path.lexists("stories"):
         say("data.source 'stories' means the generated ones; what is called so in this folder is './stories'")
@@ -73,22 +77,15 @@ def prepare(
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, but model.vocab_size is {vocab_size}; raise vocab_size"
         )
-    corpus = None if config.source == "stories" else load_corpus(config, say, offline=offline)
-    content = _digest_generator(config) if corpus is None else corpus.digest()
+    parts = find_parts(config, offline=offline)
+    before = stamp(parts)
+    content = _digest_generator(config) if config.source == "stories" else identify(parts, config)
     fixed = "" if tokenizer is None else tokenizer.to_json()
     # A saved "auto" is of a run from before long documents could be split.
     split = config.long == "split"
     wanted = json.dumps([CACHE_VERSION, content, vocab_size, config.seq_len, fixed] + ["split"] * split)
-    cached = cache.load(wanted, partial(_open, config, vocab_size, fixed), say)
-    if cached is not None:
-        return replace(cached, unused=corpus.unused if corpus else 0)
-    dataset = _encode(corpus or load_corpus(config, say), config, vocab_size, tokenizer, say)
-    splits = {split: getattr(dataset, split) for split in SPLITS}
-    arrays = {f"{split}.{part}": getattr(rows, part) for split, rows in splits.items() for part in ("ids", "starts")}
-    left_out = [dataset.duplicates, *(rows.num_cut for rows in splits.values())]
-    label = {"source": config.source, "tokens": str(sum(len(rows.ids) for rows in splits.values()))}
-    cache.store(wanted, arrays, json.dumps([dataset.tokenizer.to_json(), *left_out]), label)
-    return dataset
+    make = partial(_make, parts, before, config, vocab_size, tokenizer, say, track)
+    return cache.obtain(wanted, partial(_open, config, vocab_size, fixed), make, say)
 
 
 def _digest_generator(config: DataConfig) -> str:
@@ -98,43 +95,102 @@ def _digest_generator(config: DataConfig) -> str:
     return hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()
 
 
-def _encode(corpus: Corpus, config: DataConfig, vocab_size: int, tokenizer: Tokenizer | None, say: Say) -> Dataset:
+def _make(
+    parts: list[Part],
+    before: list[tuple[int, int]],
+    config: DataConfig,
+    vocab_size: int,
+    tokenizer: Tokenizer | None,
+    say: Say,
+    track: Track,
+    folder: Path,
+    half: cache.About,
+    save: Callable[[cache.About], None],
+) -> cache.About:
+    """Encode a source into files of a folder, going on where a process before was stopped; what there is to tell."""
+    corpus = survey(parts, config, say)
     for split in SPLITS:
-        if not getattr(corpus, split):
-            found = sum(len(getattr(corpus, one)) for one in SPLITS)
+        if not corpus.count(split):
+            found = sum(map(corpus.count, SPLITS))
             raise ConfigError(
                 f"data.source {config.source!r} leaves no {split} story: it has {found} documents; give it more, or "
                 "say where they end by data.separator, such as '\\n' for one a line (blank lines are the default)"
             )
-    if tokenizer is None:
-        with announce(say, f"learning a vocabulary of {vocab_size:,} from {len(corpus.train):,} stories …"):
-            tokenizer = Tokenizer.train(corpus.train, vocab_size)
-    texts = {split: getattr(corpus, split) for split in SPLITS}
-    with announce(say, f"encoding {sum(map(len, texts.values())):,} stories …"):
-        long = {"split": config.long == "split"}
-        splits = {split: encode_rows(texts[split], tokenizer, config.seq_len, **long) for split in SPLITS}
-    return Dataset(tokenizer, *splits.values(), duplicates=corpus.duplicates, unused=corpus.unused)
+    with closing(Shards(folder, half, config)) as shards:
+        if tokenizer is None:
+            tokenizer = Tokenizer.from_json(shards.words) if shards.words else _learn(corpus, vocab_size, say)
+        # Ids have about half the bytes of their text, and seldom as many.
+        refuse_full_disk(folder, corpus.count_bytes(*SPLITS), f"data.source {config.source!r}")
+        about: cache.About = {"source": config.source, "tokenizer": tokenizer.to_json(), "files": FILES}
+        about |= {"duplicates": corpus.duplicates, "unused": corpus.unused}
+        sizes = np.cumsum(np.where(corpus.splits == LEFT_OUT, 0, corpus.sizes))
+        documents = (document for document in corpus.walk() if document[0] >= shards.next)
+        saved = int(sizes[shards.next - 1]) if shards.next else 0
+        for chunk in in_chunks(documents, lambda document: len(document[2])):
+            shards.append(chunk, tokenizer.encode_many([text for _, _, text in chunk]))
+            done = int(sizes[shards.next - 1])
+            track("encoding", done, int(sizes[-1]))
+            if done - saved >= SHARD:
+                saved = done
+                save(about | shards.tell())
+        about |= shards.tell()
+    if stamp(parts) != before:
+        raise ConfigError(f"data.source {config.source!r} was changed while it was read; run it again")
+    return about
 
 
-def _open(config: DataConfig, vocab_size: int, fixed: str, arrays: cache.Arrays, about: str) -> Dataset:
+def _learn(corpus: Corpus, vocab_size: int, say: Say) -> Tokenizer:
+    """A vocabulary of the training split, or of an even share of it where it is large."""
+    every = -(-corpus.count_bytes("train") // LEARNED)
+    with announce(say, f"learning a vocabulary of {vocab_size:,} from {corpus.count('train') // every:,} stories …"):
+        return Tokenizer.train(islice(corpus.read("train"), 0, None, every), vocab_size)
+
+
+class Shards:
+    """The files that splits are encoded into: they grow at their ends, and one process goes on where another ended."""
+
+    def __init__(self, folder: Path, told: cache.About, config: DataConfig) -> None:
+        """told: what `tell` told of the files that are there; else they are begun anew."""
+        told = told if told and all(begins_with(folder / name, *told["sizes"][name]) for name in FILES) else {}
+        self.next: int = told.get("next", 0)  # number of the first document that is not in them
+        self.words: str = told.get("tokenizer", "")
+        self.files = {name: GrowingFile(folder / name, *told.get("sizes", {}).get(name, ())) for name in FILES}
+        pairs = [(self.files[f"{split}.ids"], self.files[f"{split}.starts"]) for split in SPLITS]
+        self.writers = [RowWriter(*pair, config.seq_len, split=config.long == "split") for pair in pairs]
+        for writer, counts in zip(self.writers, told.get("counts", ()), strict=False):
+            writer.num_ids, writer.num_cut, writer.num_stories = counts
+
+    def append(self, documents: list[tuple[int, int, str]], ids: list[list[int]]) -> None:
+        for number, writer in enumerate(self.writers):
+            writer.append(one for (_, split, _), one in zip(documents, ids, strict=True) if split == number)
+        self.next = documents[-1][0] + 1
+
+    def tell(self) -> cache.About:
+        """What there is, once it is on the disk."""
+        counts = [(writer.num_ids, writer.num_cut, writer.num_stories) for writer in self.writers]
+        sizes = {name: file.sync() for name, file in self.files.items()}
+        return {"next": self.next, "sizes": sizes, "counts": counts, "tokens": sum(num_ids for num_ids, *_ in counts)}
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+
+def _open(config: DataConfig, vocab_size: int, fixed: str, folder: Path, about: cache.About) -> Dataset:
     """What was prepared before; an error where it is not of the kind that this config asks for."""
-    words, duplicates, *num_cut = json.loads(about)
+    words, duplicates, unused = about["tokenizer"], int(about["duplicates"]), int(about["unused"])
     tokenizer = Tokenizer.from_json(words)
     if fixed not in ("", words) or tokenizer.vocab_size > vocab_size:
         raise ValueError("another tokenizer")
-    splits = {}
-    for split, cut in zip(SPLITS, num_cut, strict=True):
-        ids, starts = arrays[f"{split}.ids"], arrays[f"{split}.starts"]
-        sizes = np.diff(starts)
-        if ids.ndim != 1 or ids.dtype != np.uint16 or ids.max() >= tokenizer.vocab_size:
+    splits = []
+    for split, (_, num_cut, num_stories) in zip(SPLITS, about["counts"], strict=True):
+        # Mapped pages that were looked at count as memory: a file is looked through by reading it.
+        pieces = read_pieces(folder / f"{split}.ids")
+        if max(np.frombuffer(piece, np.uint16).max() for piece in pieces) >= tokenizer.vocab_size:
             raise ValueError("ids out of range")
-        if (
-            starts.dtype != np.int64
-            or starts[0] != 0
-            or starts[-1] != len(ids)
-            or sizes.min() < 2
-            or sizes.max() > config.seq_len + 1
-        ):
+        ids, starts = (np.memmap(folder / f"{split}.{kind}", KINDS[kind], "r").view(np.ndarray) for kind in KINDS)
+        sizes = np.diff(starts)
+        if starts[0] != 0 or starts[-1] != len(ids) or sizes.min() < 2 or sizes.max() > config.seq_len + 1:
             raise ValueError("rows of another length")
-        splits[split] = Rows(ids, starts, int(cut))
-    return Dataset(tokenizer, *splits.values(), duplicates=int(duplicates))
+        splits.append(Rows(ids, starts, int(num_cut), int(num_stories)))
+    return Dataset(tokenizer, *splits, digest=about["digest"], duplicates=duplicates, unused=unused)

@@ -1,22 +1,17 @@
-"""Files of documents: text, JSON, Parquet, text packed by gzip. Whatever is in them, it is read or named."""
+"""Files of documents: text, JSON, Parquet, text packed by gzip or zstd. Whatever is in them, it is read or named.
+
+Of a file of any size no more is in memory than some pieces and one document.
+"""
 
 import json
-import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError, DataConfig
-from some_moe.system.reading import (
-    clean,
-    parse_json,
-    read_text,
-    refuse_bomb,
-    refuse_irregular,
-    refuse_unprintable,
-    unpack,
-)
+from some_moe.system.reading import clean, parse_json, refuse_bomb, refuse_irregular, refuse_unprintable
+from some_moe.system.streams import PACKINGS, cut, occurs, read_list, read_text
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -24,59 +19,47 @@ END_OF_TEXT = "<|endoftext|>"
 def kind_of(path: Path) -> str:
     """What a file's name says it is: ".txt" and so on, in small letters; ".gz" is left out where text is packed."""
     *_, before, last = ["", "", *(suffix.lower() for suffix in path.suffixes)]
-    return before if last == ".gz" and before in PACKABLE else last
+    return before if last in PACKINGS and before in PACKABLE else last
 
 
-def read_documents(path: Path, config: DataConfig) -> list[str]:
-    """Read one file's documents, stripped of outer white space; empty ones are left out."""
+def read_documents(path: Path, config: DataConfig) -> Iterator[str]:
+    """One file's documents, stripped of outer white space; empty ones are left out."""
     refuse_unprintable(str(path), "data.source")
     refuse_irregular(path)
     reader = READERS.get(kind_of(path))
     if reader is None:
-        ends, kinds = "".join(path.suffixes[-2:]), ", ".join(READERS)
-        raise ConfigError(f"data.source {str(path)!r} ends in {ends!r}; supported are {kinds}, and all but that as .gz")
+        ends, kinds, packed = "".join(path.suffixes[-2:]), ", ".join(READERS), " or ".join(PACKINGS)
+        raise ConfigError(
+            f"data.source {str(path)!r} ends in {ends!r}; supported are {kinds}, and all but that as {packed}"
+        )
     documents = strip(reader(path, config))
-    if not documents:
+    first = next(documents, None)
+    if first is None:
         raise ConfigError(f"data.source {str(path)!r} holds no text; give a file with at least one document")
-    return documents
+    yield first
+    yield from documents
 
 
-def strip(documents: Iterable[str]) -> list[str]:
-    return [text for text in (document.strip() for document in documents) if text]
-
-
-def _read_text(path: Path) -> str:
-    if path.suffix.lower() != ".gz":
-        text = read_text(path, sys.maxsize)
-    else:
-        try:
-            text = unpack(path).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{str(path)!r} holds no UTF-8 text (byte {error.start}); convert it") from None
-    if "\0" in text:
-        raise ConfigError(f"data.source {str(path)!r} is binary, not text; give a text file")
-    return text
+def strip(documents: Iterable[str]) -> Iterator[str]:
+    return (text for text in (document.strip() for document in documents) if text)
 
 
 def _read_txt(path: Path, config: DataConfig) -> Iterator[str]:
     """Documents end at data.separator; by default at <|endoftext|> where that occurs, else at blank lines."""
-    text = _read_text(path)
-    if config.separator:
-        yield from text.split(config.separator.replace("\\n", "\n").replace("\\t", "\t"))  # as a shell leaves them
-    elif END_OF_TEXT in text:
-        yield from text.split(END_OF_TEXT)
-    else:
-        yield from re.split(r"\n\s*\n", text)
+    separator = config.separator.replace("\\n", "\n").replace("\\t", "\t")  # as a shell leaves them
+    return cut(read_text(path), separator or (END_OF_TEXT if occurs(END_OF_TEXT.encode(), path) else None))
 
 
 def _read_json(path: Path, config: DataConfig) -> Iterator[str]:
     """A list of records or of texts, or one of them a line."""
-    text = _read_text(path)
-    if kind_of(path) == ".json" and text.lstrip().startswith("["):
-        for number, record in enumerate(_parse(text, repr(str(path)), "mend it"), 1):
+    pieces, begin = read_text(path), ""
+    while not begin.strip() and (piece := next(pieces, None)) is not None:
+        begin += piece
+    if kind_of(path) == ".json" and begin.lstrip().startswith("["):
+        for number, record in enumerate(read_list(begin, pieces, repr(str(path))), 1):
             yield text_of(record, f"{str(path)!r}, record {number},", config.text_field)
         return
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(cut(chain([begin], pieces), "\n"), 1):
         if line.strip():
             where = f"{str(path)!r}, line {number},"
             yield text_of(_parse(line, where, "mend or remove that line"), where, config.text_field)

@@ -1,10 +1,10 @@
 """Byte-level BPE: any text in, ids out, and back to the same text. Trained on the training split alone."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -38,6 +38,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
     "decoder": {"type": "ByteLevel"},
 }
+T = TypeVar("T")
 ABSENT = ("normalizer", "post_processor", "truncation", "padding")
 
 
@@ -49,6 +50,19 @@ def cut_words(text: str) -> Iterator[str]:
             yield text[start:end]
             start = end
     yield text[start:]
+
+
+def in_chunks(texts: Iterable[T], length_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Any number of texts, as many at a time as are encoded at a time."""
+    chunk, size = [], 0
+    for text in texts:
+        chunk.append(text)
+        size += length_of(text)
+        if size > CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 class Tokenizer:
@@ -64,6 +78,8 @@ class Tokenizer:
         vocabulary, alphabet = backend.get_vocab(), pre_tokenizers.ByteLevel.alphabet()
         if {*vocabulary.values()} != {*range(len(vocabulary))} or not {*alphabet} <= {*vocabulary}:
             raise ConfigError(f"the tokenizer's ids have gaps, or not every byte has one; {OWN}")
+        if len(vocabulary) > 1 << 16:
+            raise ConfigError(f"the tokenizer has {len(vocabulary)} ids, more than 16 bits hold; use a smaller one")
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
@@ -120,18 +136,9 @@ class Tokenizer:
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        encode = partial(self.backend.encode_batch, list(texts))
+        encode = partial(self.backend.encode_batch_fast, list(texts))
         takes_long = sum(map(len, texts)) > CHUNK
         return [encoding.ids for encoding in (listen(encode) if takes_long else encode())]
-
-    def encode_each(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """The same for any number of texts, some at a time."""
-        start = size = 0
-        for end, text in enumerate(texts, 1):
-            size += len(text)
-            if size > CHUNK or end == len(texts):
-                yield from self.encode_many(texts[start:end])
-                start, size = end, 0
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; special tokens are left out."""

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from some_moe.config import ConfigError, DataConfig, RunConfig
-from some_moe.data.sources import load_corpus
+from some_moe.data.sources import SPLITS, load_corpus
 
 
 class Stories(NamedTuple):
@@ -86,7 +86,7 @@ def count_stories(data: DataConfig) -> Stories:
 def _count(source: str, field: str, separator: str, train_size: int | None, val_size: int | None) -> Stories:
     sizes = {"train_subset_size": train_size, "val_subset_size": val_size}
     corpus = load_corpus(DataConfig(source=source, text_field=field, separator=separator, **sizes))
-    return Stories(len(corpus.train), len(corpus.valid), len(corpus.test))
+    return Stories(*map(corpus.count, SPLITS))
 
 
 def scale(config: RunConfig, stories: Stories) -> tuple[RunConfig, Schedule]:

@@ -7,18 +7,20 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+SILENCE_SECONDS = 10.0  # at most, while data is prepared
+
 
 class Display:
     """A live bar on a terminal, a plain line for each logged step elsewhere, or nothing where it does not speak."""
 
-    first_step, total_steps, begun = 0, 0, 0.0
+    first_step, total_steps, begun, spoke, tracked = 0, 0, 0.0, 0.0, ""
     is_heard, is_live = False, False
 
     def __init__(self, *, speaks: bool = False) -> None:
         console = Console()
         self.is_heard, self.is_live = speaks, speaks and console.is_terminal
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
-        self.progress = Progress("training", *columns, TimeRemainingColumn(compact=True), console=console)
+        self.progress = Progress("{task.description}", *columns, TimeRemainingColumn(compact=True), console=console)
         self.task = self.progress.add_task("training", total=None, figures="")
 
     def __enter__(self) -> Self:
@@ -35,7 +37,18 @@ class Display:
         """Training goes from `step` to `total_steps`."""
         self.first_step, self.total_steps, self.begun = step, total_steps, time.monotonic()
         if self.is_live:
-            self.progress.reset(self.task, total=total_steps, completed=step, figures="")
+            self.progress.reset(self.task, total=total_steps, completed=step, figures="", description="training")
+
+    def track(self, text: str, done: int, total: int) -> None:
+        """So many of so many bytes are read, before training begins."""
+        if text != self.tracked:
+            self.tracked, self.begun, self.spoke = text, time.monotonic(), time.monotonic()
+        figures = f"{text}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+        if self.is_live:
+            self.progress.update(self.task, description=text, completed=done // 1000_000, total=total // 1000_000 or 1)
+        elif self.is_heard and time.monotonic() - self.spoke > SILENCE_SECONDS:
+            self.spoke = time.monotonic()
+            self.say(f"{figures}{self.estimate(done, total - done)}")
 
     def advance(self, step: int) -> None:
         """One step is done."""
@@ -53,7 +66,9 @@ class Display:
 
     def time_left(self, step: int) -> str:
         """How long the other steps take at the pace of those so far; "" where there is none yet, or none left."""
-        done, left = step - self.first_step, self.total_steps - step
+        return self.estimate(step - self.first_step, self.total_steps - step)
+
+    def estimate(self, done: int, left: int) -> str:
         if done < 1 or left < 1:
             return ""
         seconds = round((time.monotonic() - self.begun) / done * left)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 Say = Callable[[str], None]
+Track = Callable[[str, int, int], None]  # what is being done, how much of it, and of how much
 T = TypeVar("T")
 PATIENCE_SECONDS = 1.0  # what takes no longer is done without a word
 LISTEN_SECONDS = 0.2
@@ -13,6 +14,10 @@ LISTEN_SECONDS = 0.2
 
 def say_nothing(text: str) -> None:
     """For those who do not want to hear."""
+
+
+def track_nothing(text: str, done: int, total: int) -> None:
+    """For those who do not want to see."""
 
 
 @contextmanager

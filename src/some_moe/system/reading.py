@@ -3,12 +3,10 @@
 Nothing but regular files is opened, nothing is run, and nothing larger than it may be is read. Imports no torch.
 """
 
-import gzip
 import json
 import os
 import re
 import stat
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,6 @@ LARGEST_TENSORS = 1 << 40
 HEADER_BYTES = 1 << 24  # room for the names in a safetensors file
 # A packed file may give so many bytes: text packs ten times smaller, hardly ever a hundred times.
 UNPACKED_FREE, UNPACKED_TIMES, UNPACKED_MOST = 1 << 28, 100, 1 << 32
-PIECE = 1 << 20  # bytes that are unpacked at a time
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 RESTORE = "restore it, or give another"
 # Control characters could rule the terminal that they are printed on; halves of characters cannot be printed at all.
@@ -57,20 +54,6 @@ def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
         return read_bytes(path, largest).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{str(path)!r} is not UTF-8 text (byte {error.start}); convert it, or {RESTORE}") from None
-
-
-def unpack(path: str | Path) -> bytes:
-    """The bytes that a gzip file holds; no more of them than it may give."""
-    refuse_irregular(path)
-    unpacked = bytearray()
-    try:
-        with gzip.open(path) as file:
-            while piece := file.read(PIECE):
-                unpacked += piece
-                refuse_bomb(path, len(unpacked))
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise ConfigError(f"{str(path)!r} is no whole gzip file; pack it again, or give it unpacked") from None
-    return bytes(unpacked)
 
 
 def refuse_bomb(path: str | Path, unpacked: int) -> None:

@@ -77,7 +77,9 @@ class Trainer:
         group.refuse_uneven(config)
         group.join(self.machine.device, config)
         with group.one_goes_first():
-            self.dataset: Dataset = prepare(config.data, config.model.vocab_size, tokenizer, say=display.say)
+            self.dataset: Dataset = prepare(
+                config.data, config.model.vocab_size, tokenizer, say=display.say, track=display.track
+            )
         self.token_bytes = self.dataset.tokenizer.token_bytes()
         self.batches = Batches(
             self.dataset.train,

@@ -1,7 +1,8 @@
 """A finished or living run, opened again: its config, tokenizer, figures and model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,7 @@ class Run:
         split too. device: where the model is brought to be scored, and stays.
         """
         from some_moe.data.batches import encode_rows
-        from some_moe.data.sources import load_corpus, read_path
+        from some_moe.data.sources import SPLITS, find_path, load_corpus
         from some_moe.training.evaluate import evaluate
         from some_moe.training.machine import choose_machine
 
@@ -127,12 +128,15 @@ class Run:
         if data is None:
             rows = getattr(own, split)
         else:
+            whole = config.data.override({"source": str(data), "train_subset_size": None, "val_subset_size": None})
             if str(data).startswith("hf:"):
-                whole = {"source": str(data), "train_subset_size": None, "val_subset_size": None}
-                corpus = load_corpus(config.data.override(whole))
-                texts = [*corpus.train, *corpus.valid, *corpus.test]
+                corpus = load_corpus(whole)
+                parts: list[Iterable[str]] = [corpus.read(split) for split in SPLITS]
             else:
-                texts = [text for part in read_path(data, config.data).values() for text in part]
+                files = find_path(whole)
+                told = [file.split for file in files]
+                parts = [file.read() for file in sorted(files, key=lambda file: told.index(file.split))]
+            texts = chain.from_iterable(parts)
             rows = encode_rows(texts, tokenizer, config.data.seq_len, split=True)
         model = machine.adopt(model)
         found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
