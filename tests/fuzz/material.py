@@ -5,6 +5,7 @@ current one. All paths in the files are relative, and what differs from run to r
 """
 
 import contextlib
+import gzip
 import io
 import json
 import re
@@ -40,6 +41,7 @@ PIXEL = bytes.fromhex(
     "0def46b80000000049454e44ae426082"
 )
 HAS_PARQUET, HAS_FIGURES = find_spec("pyarrow") is not None, find_spec("matplotlib") is not None
+HAS_ZSTD = find_spec("zstandard") is not None
 
 
 def say(*words: str) -> str:
@@ -165,6 +167,12 @@ def _lay_out(folder: Path) -> None:
     lines = "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(stories))
     (sources / "texts.jsonl").write_text(lines, encoding="utf-8")
     (sources / "texts.txt").write_text("<|endoftext|>".join(stories), encoding="utf-8")
+    (sources / "texts.json").write_text(json.dumps([json.loads(line) for line in lines.splitlines()], indent=1))
+    (sources / "texts.txt.gz").write_bytes(gzip.compress("\n\n".join(stories).encode(), mtime=0))
+    if HAS_ZSTD:
+        import zstandard
+
+        (sources / "texts.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
     shutil.copy("parts/finished/run/tokenizer.json", sources)
     (sources / "texts/train.txt").write_text("\n\n".join(stories), encoding="utf-8")
     (sources / "texts/valid.jsonl").write_text(lines[:600].rpartition("\n")[0], encoding="utf-8")

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -306,7 +307,28 @@ def in_cache(case: Path, rng: Random, words: list[str]) -> str:
     """The cache: a file of it, or the folder."""
     if rng.random() < 0.1:
         return f"cache: {replace(case / 'cache', case.parent / 'canary', rng)}"
-    return in_file("cache/*", AS_TENSORS)(case, rng, words)
+    if rng.random() < 0.1:
+        (folder,) = rng.sample(sorted((case / "cache").iterdir()), 1)
+        return f"{folder.relative_to(case)}: {replace(folder, case.parent / 'canary', rng)}"
+    name, mutator = rng.choice([("about.json", AS_JSON), ("*.ids", mutate_bytes), ("*.starts", mutate_bytes)])
+    return in_file(f"cache/*/{name}", mutator)(case, rng, words)
+
+
+def within(pack: str, mutator: Mutator) -> Mutator:
+    """What a packed file holds mutated, or its packing."""
+
+    def mutate(data: bytes, rng: Random) -> tuple[bytes, str]:
+        packing = import_module(pack)
+        try:
+            inner = packing.decompress(data)
+        except Exception:  # it was mutated before
+            return mutate_bytes(data, rng)
+        if rng.random() < 0.5:
+            return mutate_bytes(data, rng)
+        inner, told = mutator(inner, rng)
+        return packing.compress(inner), f"within it {told}"
+
+    return mutate
 
 
 SHOWN = ("name", "samples.jsonl", "analysis/guilds.json", "analysis/analysis.json", "env.json")
@@ -475,6 +497,9 @@ TARGETS = [
     of_mine("job", 2, in_file("out/*/*.*", AS_JSON), QUEUE),
     of_mine("txt", 2, in_source(".txt", AS_TEXT), ON_TEXT, "sources"),
     of_mine("jsonl", 3, in_source(".jsonl", AS_JSONL), ON_TEXT, "sources"),
+    of_mine("json", 2, in_source(".json", AS_JSON), ON_TEXT, "sources"),
+    of_mine("gz", 2, in_source(".txt.gz", within("gzip", AS_TEXT)), ON_TEXT, "sources"),
+    of_mine("zst", 3, in_source(".jsonl.zst", within("zstandard", AS_JSONL)), ON_TEXT, "sources", needs=("zstandard",)),
     of_mine("parquet", 2, in_source(".parquet", mutate_bytes), ON_TEXT, "sources", needs=("pyarrow",)),
     of_mine("texts", 2, in_source("/", AS_TEXT), ON_TEXT, "sources"),
     of_mine("own-tokenizer", 2, in_own_tokenizer, AFRESH, "sources"),
