@@ -453,6 +453,7 @@ def of_mine(name: str, weight: float, damage: Damage, commands: Sequence[Command
 
 
 ANALYSIS = ("matplotlib", "sklearn", "umap")
+PACKED_LINES = within("zstandard", AS_JSONL)
 TARGETS = [
     of_run("config", 16, "config.yaml", AS_YAML, ON_RUN + AFRESH + FINISHED),
     of_run("state", 10, "checkpoints/*/state.json", AS_JSON, MODEL + RESUME * 2 + GO_BACK + INIT + COLLECT),
@@ -498,8 +499,8 @@ TARGETS = [
     of_mine("txt", 2, in_source(".txt", AS_TEXT), ON_TEXT, "sources"),
     of_mine("jsonl", 3, in_source(".jsonl", AS_JSONL), ON_TEXT, "sources"),
     of_mine("json", 2, in_source(".json", AS_JSON), ON_TEXT, "sources"),
-    of_mine("gz", 2, in_source(".txt.gz", within("gzip", AS_TEXT)), ON_TEXT, "sources"),
-    of_mine("zst", 3, in_source(".jsonl.zst", within("zstandard", AS_JSONL)), ON_TEXT, "sources", needs=("zstandard",)),
+    of_mine("gz", 2, in_source(".txt.gz", within("gzip", AS_TEXT)), ON_TEXT, "sources", patience=30),
+    of_mine("zst", 3, in_source(".jsonl.zst", PACKED_LINES), ON_TEXT, "sources", needs=("zstandard",), patience=30),
     of_mine("parquet", 2, in_source(".parquet", mutate_bytes), ON_TEXT, "sources", needs=("pyarrow",)),
     of_mine("texts", 2, in_source("/", AS_TEXT), ON_TEXT, "sources"),
     of_mine("own-tokenizer", 2, in_own_tokenizer, AFRESH, "sources"),

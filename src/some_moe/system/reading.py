@@ -18,7 +18,7 @@ LARGEST_TEXT = 1 << 28  # bytes of a file that is read into memory whole
 LARGEST_TENSORS = 1 << 40
 HEADER_BYTES = 1 << 24  # room for the names in a safetensors file
 # A packed file may give so many bytes: text packs ten times smaller, hardly ever a hundred times.
-UNPACKED_FREE, UNPACKED_TIMES, UNPACKED_MOST = 1 << 28, 100, 1 << 32
+UNPACKED_FREE, UNPACKED_TIMES = 1 << 28, 100
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 RESTORE = "restore it, or give another"
 # Control characters could rule the terminal that they are printed on; halves of characters cannot be printed at all.
@@ -58,7 +58,7 @@ def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
 
 def refuse_bomb(path: str | Path, unpacked: int) -> None:
     """Refuse a packed file that has given far more bytes than it has."""
-    most = min(UNPACKED_MOST, max(UNPACKED_FREE, UNPACKED_TIMES * os.stat(path).st_size))
+    most = max(UNPACKED_FREE, UNPACKED_TIMES * os.stat(path).st_size)
     if unpacked > most:
         raise ConfigError(f"{str(path)!r} gives more than the {most:,} bytes that it may; give it unpacked, in parts")
 
