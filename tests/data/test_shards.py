@@ -290,6 +290,7 @@ def test_a_disk_without_room_is_refused_with_both_numbers(tmp_path: Path, monkey
 def test_progress_is_told_from_the_begin_to_the_end(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     prepare(DataConfig(source=str(write_source(tmp_path / "a.jsonl"))), 400, track=lambda *one: told.append(one))
+    assert told.pop() == ("", 0, 0)
     assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
     assert len(told) > 9
     assert told[-1][1] == told[-1][2]

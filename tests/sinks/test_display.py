@@ -64,3 +64,35 @@ def test_one_that_does_not_speak_prints_nothing(capsys: pytest.CaptureFixture[st
         display.say("hello")
         display.show(10, 1.5, 12345.6, 0.25)
     assert capsys.readouterr().out == ""
+
+
+def test_data_that_takes_long_has_a_line_now_and_then_with_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display, clock = Display(speaks=True), iter(range(0, 1000, 8))
+    seconds = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
+    for done in range(100, 200, 20):
+        display.track("encoding", done * 10**6, 200 * 10**6)
+        seconds[0] = next(clock)
+    display.track("", 0, 0)
+    assert capsys.readouterr().out == "encoding: 160 of 200 MB  0:00:11 left\n"
+
+
+def test_data_that_takes_long_has_a_bar_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, a terminal
+    display = Display(speaks=True)
+    display.track("encoding", 10**6, 20 * 10**6)
+    assert capsys.readouterr().out == ""  # it may be done soon
+    display.spoke -= 2
+    display.track("encoding", 7 * 10**6, 20 * 10**6)
+    display.track("", 0, 0)
+    printed = capsys.readouterr().out
+    assert "encoding" in printed
+    assert "7/20" in printed
+    with display:
+        display.begin(0, 30)
+        display.advance(11)
+    assert "11/30" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from some_moe.data.tokenizer import Tokenizer, in_chunks
 from some_moe.errors import in_a_sentence
 from some_moe.stories import generator
 from some_moe.system import cache
-from some_moe.system.progress import Say, Track, announce, say_nothing, track_nothing
+from some_moe.system.progress import Say, Track, announce, say_nothing, track_nothing, tracked
 from some_moe.system.streams import GrowingFile, begins_with, read_pieces, refuse_full_disk
 
 CACHE_VERSION = 3
@@ -116,7 +116,7 @@ def _make(
                 f"data.source {config.source!r} leaves no {split} story: it has {found} documents; give it more, or "
                 "say where they end by data.separator, such as '\\n' for one a line (blank lines are the default)"
             )
-    with closing(Shards(folder, half, config)) as shards:
+    with closing(Shards(folder, half, config)) as shards, tracked(track):
         if tokenizer is None:
             tokenizer = Tokenizer.from_json(shards.words) if shards.words else _learn(corpus, vocab_size, say)
         # Ids have about half the bytes of their text, and seldom as many.

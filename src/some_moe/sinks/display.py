@@ -7,6 +7,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from some_moe.system.progress import PATIENCE_SECONDS
+
 SILENCE_SECONDS = 10.0  # at most, while data is prepared
 
 
@@ -40,15 +42,19 @@ class Display:
             self.progress.reset(self.task, total=total_steps, completed=step, figures="", description="training")
 
     def track(self, text: str, done: int, total: int) -> None:
-        """So many of so many bytes are read, before training begins."""
+        """So many bytes of so many are done, before training begins; without a text, that is all."""
         if text != self.tracked:
-            self.tracked, self.begun, self.spoke = text, time.monotonic(), time.monotonic()
-        figures = f"{text}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-        if self.is_live:
-            self.progress.update(self.task, description=text, completed=done // 1000_000, total=total // 1000_000 or 1)
-        elif self.is_heard and time.monotonic() - self.spoke > SILENCE_SECONDS:
+            if self.tracked:
+                self.__exit__()
+            self.tracked, self.first_step, self.begun, self.spoke = text, done, time.monotonic(), time.monotonic()
+        waited = time.monotonic() - self.spoke
+        if text and self.is_live and waited > PATIENCE_SECONDS:
+            self.__enter__()
+            self.progress.update(self.task, description=text, completed=done // 10**6, total=total // 10**6 or 1)
+        elif text and self.is_heard and not self.is_live and waited > SILENCE_SECONDS:
             self.spoke = time.monotonic()
-            self.say(f"{figures}{self.estimate(done, total - done)}")
+            left = self.estimate(done - self.first_step, total - done)
+            self.say(f"{text}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB{left}")
 
     def advance(self, step: int) -> None:
         """One step is done."""

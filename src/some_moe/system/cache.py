@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from some_moe.errors import ConfigError
 from some_moe.system.files import clear_scratch, remove_whole, write_whole
 from some_moe.system.processes import take_lock
-from some_moe.system.progress import Say
+from some_moe.system.progress import Say, say_nothing
 from some_moe.system.reading import clean, parse_json, read_text
 from some_moe.system.streams import read_pieces
 
@@ -88,8 +88,8 @@ def obtain(
     found = _load(wanted, build, say)
     if found is not None:
         return found
-    with _own_folder(folder_of(wanted), say) as (folder, waited):
-        found = _load(wanted, build, say) if waited else None  # another process may have made it
+    with _own_folder(folder_of(wanted), say) as folder:
+        found = _load(wanted, build, say_nothing)  # another process may have made it just now
         if found is not None:
             return found
 
@@ -135,16 +135,13 @@ def _read_half(wanted: str, folder: Path) -> About:
 
 
 @contextmanager
-def _own_folder(folder: Path, say: Say) -> Iterator[tuple[Path, bool]]:
-    """A folder that no other process writes to now, and whether it was waited for.
-
-    Where the cache cannot be written it is one that is removed after use.
-    """
+def _own_folder(folder: Path, say: Say) -> Iterator[Path]:
+    """The folder, once no other process writes to it; where it cannot be written, another, for this use alone."""
     waited, lock = False, None
     while lock is None:
         try:
-            if folder.is_symlink() or not folder.is_dir():
-                folder.unlink(missing_ok=True)
+            with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                folder.unlink()  # a link, or whatever is no folder
             folder.mkdir(parents=True, exist_ok=True)
             clear_scratch(folder.parent)
             lock = _lock(folder)
@@ -157,10 +154,10 @@ def _own_folder(folder: Path, say: Say) -> Iterator[tuple[Path, bool]]:
             time.sleep(WAIT_SECONDS)
     if lock is None:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            yield Path(temporary), waited
+            yield Path(temporary)
         return
     try:
-        yield folder, waited
+        yield folder
     finally:
         lock.release()
 

@@ -21,6 +21,15 @@ def track_nothing(text: str, done: int, total: int) -> None:
 
 
 @contextmanager
+def tracked(track: Track) -> Iterator[None]:
+    """Whatever happens within, whoever tracks it is told of its end."""
+    try:
+        yield
+    finally:
+        track("", 0, 0)
+
+
+@contextmanager
 def announce(say: Say, text: str) -> Iterator[None]:
     """Say what is being done, unless it is done soon."""
     timer = threading.Timer(PATIENCE_SECONDS, say, [text])
