@@ -143,6 +143,17 @@ def _tell(size: int, book: int) -> Iterator[str]:
     return (story.text for story in tell_many(size, seed=book))
 
 
+def read_texts(source: str | Path, config: DataConfig) -> Iterator[str]:
+    """All texts of a file, a folder or hf:OWNER/NAME, whatever split they are of, one after another."""
+    whole = config.override({"source": str(source), "train_subset_size": None, "val_subset_size": None})
+    if str(source).startswith("hf:"):
+        corpus = load_corpus(whole)
+        return chain.from_iterable(corpus.read(split) for split in SPLITS)
+    files = find_path(whole)
+    told = [file.split for file in files]
+    return chain.from_iterable(file.read() for file in sorted(files, key=lambda file: told.index(file.split)))
+
+
 def find_path(config: DataConfig) -> list[Part]:
     """A file, or a folder whose file names may tell the splits."""
     text = config.source

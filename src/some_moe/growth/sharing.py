@@ -9,7 +9,7 @@ import torch
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Rows, encode_rows
-from some_moe.data.sources import read_path
+from some_moe.data.sources import read_texts
 from some_moe.growth.keys import write_rows
 from some_moe.growth.library import BranchedLibrary
 from some_moe.growth.opening import GROWN, open_base, read_grown, set_favour
@@ -94,6 +94,4 @@ def score_texts(run: Run, texts: Sequence[str | Path], *, device: str = "auto") 
 def read_rows(text: str | Path, run: Run) -> Rows:
     """All of a text, in rows as long as the run's."""
     data = run.config.data
-    return encode_rows(
-        [one for part in read_path(text, data).values() for one in part], run.tokenizer, data.seq_len, split=True
-    )
+    return encode_rows(read_texts(text, data), run.tokenizer, data.seq_len, split=True)

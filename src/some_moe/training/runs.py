@@ -1,8 +1,7 @@
 """A finished or living run, opened again: its config, tokenizer, figures and model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,7 +117,7 @@ class Run:
         split too. device: where the model is brought to be scored, and stays.
         """
         from some_moe.data.batches import encode_rows
-        from some_moe.data.sources import SPLITS, find_path, load_corpus
+        from some_moe.data.sources import read_texts
         from some_moe.training.evaluate import evaluate
         from some_moe.training.machine import choose_machine
 
@@ -128,16 +127,7 @@ class Run:
         if data is None:
             rows = getattr(own, split)
         else:
-            whole = config.data.override({"source": str(data), "train_subset_size": None, "val_subset_size": None})
-            if str(data).startswith("hf:"):
-                corpus = load_corpus(whole)
-                parts: list[Iterable[str]] = [corpus.read(split) for split in SPLITS]
-            else:
-                files = find_path(whole)
-                told = [file.split for file in files]
-                parts = [file.read() for file in sorted(files, key=lambda file: told.index(file.split))]
-            texts = chain.from_iterable(parts)
-            rows = encode_rows(texts, tokenizer, config.data.seq_len, split=True)
+            rows = encode_rows(read_texts(data, config.data), tokenizer, config.data.seq_len, split=True)
         model = machine.adopt(model)
         found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
         source = f"{split} split" if data is None else str(data)
