@@ -33,7 +33,8 @@ LARGE = 8 * 2**20  # files above are compared by their size alone
 # Work without an end is what was asked for where somebody typed or configured it; it is then stopped, not hung.
 ENDLESS = (
     "Trainer.run", "stream_text", "generate_text", "bench_layer", "bench_step", "tell", "tell_many",
-    "sources.py:load_corpus.<locals>.<genexpr>", "expert_weights.py:checksum",
+    "sources.py:load_corpus.<locals>.<genexpr>", "expert_weights.py:checksum", "lengths.py:score_run",
+    "tokenizer.py:Tokenizer.train",
 )  # fmt: skip
 SECRET = f"The {MARKER} is mine. {MARKER} " * 3 + "\n\n" + f"My {MARKER} too.\n\n" * 8
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")

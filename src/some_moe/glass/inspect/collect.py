@@ -40,6 +40,7 @@ def collect_run(
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is not known; use one of {', '.join(SPLITS)}")
     run = load(path, checkpoint=checkpoint)
+    run.model  # noqa: B018 - one that does not fit is refused before its text is read, which may take long
     seen = collect(run, getattr(run.read_data(), split), split=split, max_tokens=max_tokens, device=device)
     seen.meta["state"] = hash_state(run.checkpoint)
     seen.meta["newest"] = max(list_steps(run.path / "checkpoints"))
