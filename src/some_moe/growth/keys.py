@@ -3,6 +3,7 @@
 Shapes: T tokens, E experts of the base, N new ones, D model width.
 """
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -64,20 +65,23 @@ def spread_keys(queries: Tensor, count: int, generator: torch.Generator) -> Tens
     return keys
 
 
-def score_experts(layer: SomeLayer, queries: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
-    """What a token's last choice of the base scores (T,), and what the best new expert does (T,), without its bias."""
+def score_margins(layer: SomeLayer, queries: Tensor, num_old: int) -> Tensor:
+    """By how much each new expert, without a bias, beats the last that each token would choose of the base (T, N)."""
     assert layer.key_router is not None
-    state = layer.key_router.state
     scores = layer.key_router.score(queries)
-    old = scores[:, :num_old] + state.bias[:num_old]
-    return old.topk(layer.model.top_k, dim=-1).values[:, -1], scores[:, num_old:].max(-1).values
+    old = scores[:, :num_old] + layer.key_router.state.bias[:num_old]
+    return scores[:, num_old:] - old.topk(layer.model.top_k, dim=-1).values[:, -1:]
 
 
 @torch.no_grad()
-def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float) -> float:
-    """The bias of new experts at which they are chosen for that share of the tokens of queries (T, D)."""
-    last, best = score_experts(layer, queries, num_old)
-    return float((last - best).double().quantile(share))
+def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float) -> Tensor:
+    """The bias (N,) at which new experts together are chosen for at most that share of the tokens of queries (T, D).
+
+    Each may have an equal part of it: one whose key lies among the old text's queries is held back, the others are not.
+    """
+    margins = score_margins(layer, queries, num_old)
+    count, experts = margins.shape
+    return -margins.kthvalue(max(1, math.ceil(count * (1 - share / experts))), dim=0).values
 
 
 @torch.no_grad()
