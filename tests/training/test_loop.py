@@ -234,9 +234,16 @@ class Press(Display):
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 @pytest.mark.parametrize("names", [["SIGHUP"], ["SIGTERM"], ["SIGUSR1"], ["SIGUSR2"], ["SIGTERM", "SIGUSR2", "SIGINT"]])
 def test_a_closed_terminal_a_polite_kill_and_a_cluster_save_as_ctrl_c_does(tmp_path: Path, names: list[str]) -> None:
-    press = Press(2, *[getattr(signal, name) for name in names])
-    with pytest.raises(TrainingStoppedError, match="interrupted at step 2, which is saved") as error:
-        train(start(make_config(), RunFolder(tmp_path / "my run"), press))
+    numbers = [getattr(signal, name) for name in names]
+    ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]  # as nohup has it
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(TrainingStoppedError, match="interrupted at step 2, which is saved") as error:
+            train(start(make_config(), RunFolder(tmp_path / "my run"), Press(2, *numbers)))
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
     assert error.value.code == 130
     assert shlex.split(str(error.value).partition("continue with: ")[2]) == [
         "some", "train", "--out", str(tmp_path / "my run"), "--resume", "auto",
