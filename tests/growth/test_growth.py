@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -262,7 +263,11 @@ def test_the_commands_do_it(place: Path, tmp_path: Path, capsys: pytest.CaptureF
     base, out = str(place / "frozen"), str(tmp_path / "grown")
     few = ("--experts", "2", "--steps", "3", "--data.batch-size", "4")
     assert main(["grow", base, "--data", str(place / "plus.txt"), "--out", out, *few]) == 0
-    assert "2 new experts in each of 2 layers" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 new experts in each of 2 layers" in said
+    assert re.search(
+        r"^[\d.]+% of the new text's tokens find them, and 2\.0% of the kept text's may$", said, re.MULTILINE
+    )
     assert main(["merge", out, str(place / "minus"), "--out", str(tmp_path / "both")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'both'}: grown, minus\n"
     assert main(["prune", str(tmp_path / "both"), "--branch", "grown", "--out", str(tmp_path / "left")]) == 0

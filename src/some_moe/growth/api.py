@@ -16,7 +16,7 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.data.dataset import Dataset, prepare, settle_data
 from some_moe.environment import describe_device
 from some_moe.errors import in_a_sentence
-from some_moe.growth.keys import calibrate, collect_queries, spread_keys
+from some_moe.growth.keys import calibrate, collect_queries, score_margins, spread_keys
 from some_moe.growth.library import BranchedLibrary, rest, widen, widen_config
 from some_moe.growth.opening import GROWN, digest_base, let_learn, open_base, read_grown
 from some_moe.growth.sharing import keep_rows, measure_curve
@@ -81,7 +81,7 @@ def grow(
     kept, words = keep_rows(base, keep)
     queries, known = (collect_queries(base.model, rows, base.config) for rows in (new.train, kept))
     model = widen(base.model, [branch])
-    begin_branch(model, queries, known, share, config.train.seed)
+    reached = begin_branch(model, queries, known, share, config.train.seed)
     grown = Grown(
         base=os.path.relpath(base.path.resolve(), folder.path.resolve()),
         base_step=base.step,
@@ -94,6 +94,10 @@ def grow(
     trainer = loop.start(config, folder, display, base.checkpoint, grown=(let_learn(model), record))
     added = f"{experts} new experts in each of {len(model.layers)} layers"
     display.say(f"{added}, {model.count_parameters()[0]:,} parameters trained; {words} is kept")
+    display.say(f"{reached:.1%} of the new text's tokens find them, and {share:.1%} of the kept text's may")
+    if reached < 2 * share:
+        cure = "score: cosine and center_queries: true" if base.config.model.score == "dot" else "longer training"
+        display.say(f"the base hardly tells the two apart: a base with {cure} does better, or a higher --share")
     return _finish(trainer, keep, display)
 
 
@@ -159,9 +163,13 @@ def fit_epochs(config: RunConfig, data: Dataset, steps: int) -> RunConfig:
 
 
 @torch.no_grad()
-def begin_branch(model: SomeLM, new: list[Tensor], kept: list[Tensor], share: float, seed: int) -> None:
-    """Find the keys of the last branch among the queries of its text, copy the nearest experts, and set its bias."""
+def begin_branch(model: SomeLM, new: list[Tensor], kept: list[Tensor], share: float, seed: int) -> float:
+    """Find the keys of the last branch among the queries of its text, copy the nearest experts, and set its bias.
+
+    Returns the share of the new text's tokens, over all layers, that choose any of its experts.
+    """
     generator = torch.Generator().manual_seed(seed)
+    reached = 0.0
     for layer, queries, known in zip(model.layers, new, kept, strict=True):
         state, library = layer.state, layer.library
         assert state is not None
@@ -179,6 +187,9 @@ def begin_branch(model: SomeLM, new: list[Tensor], kept: list[Tensor], share: fl
                 place[num_old:].copy_(keys * place[:num_old].norm(dim=-1).mean())
         branch.begin(library.base, near, generator)  # type: ignore[operator]
         state.bias[num_old:] = calibrate(layer, known, num_old, share)
+        chosen = score_margins(layer, queries, num_old) + state.bias[num_old:] > 0
+        reached += float(chosen.any(1).double().mean()) / len(model.layers)
+    return reached
 
 
 def _finish(trainer: loop.Trainer, keep: str | Path | None, display: Display) -> Run:
