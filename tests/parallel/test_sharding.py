@@ -120,6 +120,8 @@ def assert_steps_agree(place: Path, kinds: list[str], ways: dict[str, Any]) -> N
                 found = load_file(place / f"{kind} {way} {str(dtype).removeprefix('torch.')}.safetensors")
                 assert found.keys() == expected.keys() - {f"{n}.{rows}" for n in range(2) for rows in OF_ROWS}
                 for name, value in found.items():
+                    if name.endswith("attention.key.bias") and dtype == torch.float32:
+                        continue  # softmax does not see it: its gradient is rounding, which AdamW makes large
                     there = found[f"{name}_order"] < torch.iinfo(torch.int64).max if name.endswith(".sample") else ...
                     close = torch.allclose(value[there], expected[name][there], rtol=tolerance, atol=tolerance)
                     assert close, (kind, way, dtype, name)
