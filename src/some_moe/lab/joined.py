@@ -23,7 +23,7 @@ from some_moe.lab.measured import write_record
 from some_moe.lab.published import finite_number
 from some_moe.lab.queue import PLAN, Queue, Turn
 from some_moe.system.claims import BEATS, DEAD_AFTER, OBEYS, RUNNING, Claim, Claims
-from some_moe.system.files import write_new
+from some_moe.system.files import clear_scratch, write_new
 from some_moe.system.processes import take_lock
 from some_moe.system.reading import read_object
 from some_moe.training.run_folder import LOCK, RunFolder
@@ -88,6 +88,7 @@ class Plan:
                 write_new(out / PLAN, json.dumps({"format_version": 1} | vars(self), indent=1) + "\n")
             finally:
                 lock.release()
+        clear_scratch(out, PLAN)
         self.refuse_other(out)
 
 
