@@ -287,3 +287,14 @@ def test_interrupted_growing_names_the_command_that_goes_on(place: Path, tmp_pat
     ):
         some_moe.grow(place / "frozen", place / "plus.txt", tmp_path / "g", **FEW | {"display": Stopping()})
     assert some_moe.train(resume=tmp_path / "g", display=False).result is not None
+
+
+def test_a_page_shows_branches_whatever_is_left_out_of_their_record(place: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(place / "minus", tmp_path / "minus"))
+    record = json.loads((copy / "grown.json").read_text())
+    for left_out in ("kept", "favour", "curve", "merged", "lora_rank"):
+        less = {name: value for name, value in record.items() if name != left_out}
+        less["branches"] = [{n: v for n, v in branch.items() if n != left_out} for branch in record["branches"]]
+        (copy / "grown.json").write_text(json.dumps(less))
+        some_moe.report(copy, analyze=False)
+        assert "by a low-rank update of rank 8" in (copy / "report.md").read_text()

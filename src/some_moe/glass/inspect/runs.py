@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from some_moe.config import ConfigError, ModelConfig, RunConfig
 from some_moe.system.files import inside
 from some_moe.system.reading import read_bytes, refuse_irregular
+from some_moe.system.records import Grown
 from some_moe.training.run_folder import RunFolder, list_steps, read_log
 
 UNFINISHED = "training or killed"  # the two look alike from outside
@@ -89,7 +90,9 @@ def read_run(path: str | Path) -> RunRecord:
         samples=samples,
         snapshots=KeySnapshots(),
         checkpoints=tuple(s for s, place in list_steps(folder.checkpoints).items() if (place / "state.json").is_file()),
-        grown=grown,
+        grown=None
+        if grown is None
+        else Grown.model_validate(grown).model_dump(),  # what may be missing has its default
         status=_find_status(result, grown),
         missing=(),
     )
