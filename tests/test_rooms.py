@@ -96,7 +96,7 @@ BUDGETS = {
     "training": 1_900,
     "parallel": 780,
     "sinks": 180,
-    "fast": 4_400,
+    "fast": 5_200,
     "stories": 410,
     "growth": 850,
     "glass": 4_880,
@@ -110,13 +110,13 @@ BUDGETS = {
     "sampling": 60,
     "errors": 110,
     "system": 1_750,
-    "memory": 170,
+    "memory": 175,
     "precision": 30,
     "__init__": 60,
     "__main__": 20,
 }
 # The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five.
-CORE_BUDGET, ALL_BUDGET = 6_150, 25_500
+CORE_BUDGET, ALL_BUDGET = 6_250, 26_500
 
 
 def count_lines(rooms: set[str]) -> int:

@@ -27,7 +27,8 @@ def needed_bytes(
     trained = trunk // shares[0] + (trainable - trunk) // max(shares)
     halves = config.train.precision == "bf16" or model.expert_dtype == "bfloat16"
     width, has_experts = 2 if halves else 4, model.ffn == "some"
-    slots = model.top_k * (2 * model.d_ffn + 2 * model.d_model) if has_experts else 2 * model.dense_width
+    hidden = 3 if model.activation == "swiglu" else 2
+    slots = model.top_k * (hidden * model.d_ffn + 2 * model.d_model) if has_experts else hidden * model.dense_width
     per_layer = 14 * model.d_model + slots + (2 * model.num_experts if has_experts else 0)
     logits = model.vocab_size * (4 + 2 * width)
     weights = 4 * trained + (total - trainable) // shares[1] * (2 if model.expert_dtype == "bfloat16" else 4)

@@ -40,6 +40,7 @@ SMALL_BACKBONE = 80 + 90 + 32 + 288
 # The mlp query network 8→16→8 with biases, and one expert 8→5→8 with biases.
 SMALL_QUERY = 2 * 8 * 16 + 16 + 8
 SMALL_EXPERT = 2 * 8 * 5 + 5 + 8
+SMALL_GATED = 3 * 8 * 5 + 2 * 5 + 8
 
 
 @pytest.mark.parametrize(("name", "trainable", "total", "percent"), PRINTED)
@@ -81,6 +82,14 @@ def test_listed_sizes_that_contradict_the_counts_do_not_reproduce_them() -> None
         ({"trainability": "full"}, SMALL_QUERY + 3 * SMALL_EXPERT, 0),
         ({"trainability": "lora", "lora_rank": 2}, SMALL_QUERY + 3 * 2 * 2 * 13, 3 * SMALL_EXPERT),
         ({"gains": True}, SMALL_QUERY + 3 * 5, 3 * SMALL_EXPERT),
+        ({"activation": "swiglu"}, SMALL_QUERY, 3 * SMALL_GATED),
+        (
+            {"activation": "swiglu", "trainability": "lora", "lora_rank": 2},
+            SMALL_QUERY + 3 * 2 * (8 + 10 + 5 + 8),
+            3 * SMALL_GATED,
+        ),
+        ({"activation": "swiglu", "shared_expert": 7}, SMALL_QUERY + 3 * 8 * 7 + 14 + 8, 3 * SMALL_GATED),
+        ({"activation": "swiglu", "ffn": "dense", "dense_width": 6}, 3 * 8 * 6 + 12 + 8, 0),
         ({"shared_down": True}, SMALL_QUERY + 5 * 8 + 8, 3 * (8 * 5 + 5)),
         ({"shared_expert": 7}, SMALL_QUERY + 2 * 8 * 7 + 7 + 8, 3 * SMALL_EXPERT),
         ({"output_scale": True}, SMALL_QUERY + 1, 3 * SMALL_EXPERT),

@@ -117,6 +117,7 @@ def test_without_gradients_nothing_is_padded_and_the_output_is_the_same(kind: st
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_every_time_and_compiled_in_one_graph(kind: str) -> None:
+    torch.compiler.reset()  # every kind is a graph of its own, more than dynamo takes for changes of one
     experts, weights = ROUTINGS["uneven"], convert(make_weights(kind, 7, 16, 24), torch.bfloat16)
     x, gates = (tensor.bfloat16() for tensor in draw_case(experts))  # a compiler lets grouped_mm take nothing else
     mix = choose_kernel("grouped")

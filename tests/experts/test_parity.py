@@ -11,7 +11,7 @@ from torch import Tensor
 from some_moe.experts import ExpertWeights, LoraWeights, MixExperts, choose_kernel, gathered
 
 TOLERANCE = 1e-10
-KINDS = ("frozen", "full", "lora", "gain", "hidden")
+KINDS = ("frozen", "full", "lora", "gain", "hidden", "gated frozen", "gated full", "gated lora", "gated gain")
 
 
 def make_weights(kind: str, experts: int, d: int, f: int) -> ExpertWeights:
@@ -20,15 +20,16 @@ def make_weights(kind: str, experts: int, d: int, f: int) -> ExpertWeights:
     def draw(*shape: int, trained: bool = False) -> Tensor:
         return torch.randn(shape, dtype=torch.float64, generator=source).requires_grad_(trained)
 
-    full = kind == "full"
-    base = {"up": draw(experts, f, d, trained=full), "up_bias": draw(experts, f, trained=full)}
+    gated, kind = kind.startswith("gated"), kind.removeprefix("gated ")
+    full, high = kind == "full", 2 * f if gated else f
+    base = {"up": draw(experts, high, d, trained=full), "up_bias": draw(experts, high, trained=full)}
     if kind != "hidden":
         base |= {"down": draw(experts, d, f, trained=full), "down_bias": draw(experts, d, trained=full)}
     lora = None
     if kind == "lora":
         lora = LoraWeights(
             up_in=draw(experts, 2, d, trained=True),
-            up_out=draw(experts, f, 2, trained=True),
+            up_out=draw(experts, high, 2, trained=True),
             down_in=draw(experts, 2, f, trained=True),
             down_out=draw(experts, d, 2, trained=True),
         )

@@ -44,6 +44,9 @@ class ModelConfig(Config):
     """Hidden width of one expert (f)."""
     top_k: Size = 4
     """Experts that run for each token."""
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    """What stands between the two matrices of experts and of dense networks: GELU, or the gated SwiGLU, whose first
+    matrix is twice as high."""
     init_method: Literal["default", "orthogonal", "sparse"] = "default"
     """Expert weights: uniform within ±1/√fan_in; orthogonal; or mostly zeros, rescaled to the same variance."""
     sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -139,6 +142,8 @@ class ModelConfig(Config):
         for study in ("gains", "shared_down"):
             if getattr(self, study) and self.trainability != "frozen":
                 yield f"{study} is a study of frozen experts; set trainability: frozen"
+        if self.activation == "swiglu" and self.shared_down:
+            yield "shared_down mixes activations of GELU alone; set activation: gelu"
         if self.gains and self.shared_down:
             yield "gains and shared_down cannot be combined; choose one of the two studies"
         if self.trainability == "full" and self.expert_dtype == "bfloat16":

@@ -35,18 +35,18 @@ def format_millions(count: int) -> str:
     return f"{count / 1e6:.2f}"
 
 
-def _count_dense(d: int, w: int) -> int:
-    """A two-layer network d→w→d with biases."""
-    return 2 * d * w + w + d
+def _count_dense(d: int, w: int, activation: str = "gelu") -> int:
+    """A two-layer network d→w→d with biases; a gated one has a first matrix of height 2w."""
+    return d * w + d + (d + 1) * (2 * w if activation == "swiglu" else w)
 
 
 def _count_feed_forward(model: ModelConfig) -> tuple[int, int]:
     """One layer's parameters, (trained, frozen)."""
     E, d, f = model.num_experts, model.d_model, model.d_ffn
     if model.ffn != "some":
-        dense = _count_dense(d, model.dense_width)
+        dense = _count_dense(d, model.dense_width, model.activation)
         return (dense, 0) if model.ffn == "dense" else (0, dense)
-    experts = E * (d * f + f) if model.shared_down else E * _count_dense(d, f)
+    experts = E * (d * f + f) if model.shared_down else E * _count_dense(d, f, model.activation)
     trained, frozen = (experts, 0) if model.trainability == "full" else (0, experts)
     # What finds the experts: query network, learned keys, learned temperature.
     if model.router != "hash":
@@ -55,11 +55,11 @@ def _count_feed_forward(model: ModelConfig) -> tuple[int, int]:
         trained += int(model.learn_temperature)
     # What the studies add to them.
     if model.trainability == "lora":
-        trained += E * 2 * model.lora_rank * (d + f)
+        trained += E * model.lora_rank * (2 * d + (3 if model.activation == "swiglu" else 2) * f)
     if model.shared_down:
         trained += f * d + d
     if model.gains:
         trained += E * f
     if model.shared_expert:
-        trained += _count_dense(d, model.shared_expert)
+        trained += _count_dense(d, model.shared_expert, model.activation)
     return trained + int(model.output_scale), frozen

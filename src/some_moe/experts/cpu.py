@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from some_moe.experts.weights import ExpertWeights
+from some_moe.experts.weights import ExpertWeights, activate
 
 MOST_SURPLUS = 1.2  # padding that one GEMM for all experts may add, as a factor of the rows
 MOST_PAIR_SURPLUS = 1.15  # and that a GEMM for two may
@@ -193,7 +193,7 @@ class FrozenExperts(torch.autograd.Function):
 
 
 def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
-    """The same under autograd. `unbind` lets each stack's gradient be built once, not E times."""
+    """The same under autograd, gated ones too. `unbind` lets each stack's gradient be built once, not E times."""
     plan = schedule_slots(experts, weights.num_experts, batched=False)
     x_rows = x.index_select(0, plan.token)  # the gradient of x[…] adds in whatever order threads arrive
     ups, up_biases = weights.up.to(x.dtype).unbind(0), weights.up_bias.to(x.dtype).unbind(0)
@@ -207,7 +207,7 @@ def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeigh
         pre = torch.addmm(up_biases[expert], rows, ups[expert].T)
         if loras is not None:
             pre = pre + (rows @ loras[expert][0].T) @ loras[expert][1].T
-        hidden = F.gelu(pre)
+        hidden = activate(pre, gated=weights.gated)
         if gains is not None:
             hidden = hidden * gains[expert]
         if downs is None or down_biases is None:
@@ -224,7 +224,7 @@ def _mix_trained(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeigh
 def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeights) -> Tensor:
     """See `some_moe.experts`."""
     gates = gates.to(x.dtype)
-    if weights.is_frozen:
+    if weights.is_frozen and not weights.gated:
         y: Tensor = FrozenExperts.apply(x, experts, gates, weights)  # type: ignore[no-untyped-call]
     else:
         y = _mix_trained(x, experts, gates, weights)

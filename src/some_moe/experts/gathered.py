@@ -4,10 +4,9 @@ No permutation and no host sync. Shapes: N tokens, K experts each, S = N·K slot
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from some_moe.experts.weights import ExpertWeights
+from some_moe.experts.weights import ExpertWeights, activate
 
 FEW_SLOTS = 32  # for more, permuting tokens costs less than gathering weights
 
@@ -32,7 +31,7 @@ def mix_experts(x: Tensor, experts: Tensor, gates: Tensor, weights: ExpertWeight
     hidden = multiply(weights.up, rows) + take(weights.up_bias)
     if weights.lora is not None:
         hidden = hidden + multiply(weights.lora.up_out, multiply(weights.lora.up_in, rows))
-    hidden = F.gelu(hidden)
+    hidden = activate(hidden, gated=weights.gated)
     if weights.gain is not None:
         hidden = hidden * take(weights.gain)
     out = hidden

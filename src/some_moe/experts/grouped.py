@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from some_moe.experts.weights import ExpertWeights
+from some_moe.experts.weights import ExpertWeights, activate
 
 ALIGNMENT = 8  # grouped_mm wants multiples of 16 bytes
 Size = TypeVar("Size", int, Tensor)
@@ -171,7 +171,7 @@ def run_experts(rows: Tensor, weights: ExpertWeights, layout: Layout) -> Tensor:
     pre = add(multiply(rows, weights.up, ends), weights.up_bias)
     if weights.lora is not None:
         pre = pre + apply_lora(rows, weights.lora.up_in, weights.lora.up_out, ends)
-    hidden = F.gelu(pre)
+    hidden = activate(pre, gated=weights.gated)
     if weights.gain is not None:
         hidden = ScalePerExpert.apply(hidden, weights.gain.to(hidden.dtype), expert, ends)  # type: ignore[no-untyped-call]
     if weights.down is None or weights.down_bias is None:

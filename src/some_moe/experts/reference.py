@@ -1,9 +1,8 @@
 """The obvious version, in any precision: every other kernel must equal it."""
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from some_moe.experts.weights import ExpertWeights
+from some_moe.experts.weights import ExpertWeights, activate
 
 
 def run_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
@@ -12,7 +11,7 @@ def run_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
     if weights.lora is not None:
         lora = weights.lora.to(x.dtype)
         up = up + lora.up_out[expert] @ lora.up_in[expert]
-    hidden = F.gelu(x @ up.T + up_bias)
+    hidden = activate(x @ up.T + up_bias, gated=weights.gated)
     if weights.gain is not None:
         hidden = hidden * weights.gain[expert].to(x.dtype)
     if weights.down is None or weights.down_bias is None:

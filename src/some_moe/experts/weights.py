@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -25,10 +26,13 @@ class LoraWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertWeights:
-    """E experts, each x ↦ down @ (gain · gelu(up @ x + up_bias)) + down_bias, as one stack per matrix."""
+    """E experts, each x ↦ down @ (gain · gelu(up @ x + up_bias)) + down_bias, as one stack per matrix.
 
-    up: Tensor  # (E, F, D)
-    up_bias: Tensor  # (E, F)
+    Gated ones (SwiGLU) have up-projections twice as high, and silu(upper half) · lower half in the place of GELU.
+    """
+
+    up: Tensor  # (E, F, D); gated (E, 2F, D)
+    up_bias: Tensor  # (E, F); gated (E, 2F)
     down: Tensor | None = None  # (E, D, F); None: the combined hidden activations are the output
     down_bias: Tensor | None = None  # (E, D)
     gain: Tensor | None = None  # (E, F)
@@ -39,6 +43,18 @@ class ExpertWeights:
         return self.up.shape[0]
 
     @property
+    def gated(self) -> bool:
+        return self.down is not None and self.up.shape[1] == 2 * self.down.shape[2]
+
+    @property
     def is_frozen(self) -> bool:
         """No weight needs a gradient, so backward may skip them all."""
         return self.gain is None and self.lora is None and not self.up.requires_grad
+
+
+def activate(pre: Tensor, *, gated: bool) -> Tensor:
+    """GELU of pre-activations (…, F); or SwiGLU of gates and what they let through, (…, 2F) → (…, F)."""
+    if not gated:
+        return F.gelu(pre)
+    gate, linear = pre.chunk(2, dim=-1)
+    return F.silu(gate) * linear

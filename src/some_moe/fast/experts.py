@@ -1,4 +1,4 @@
-"""The experts on a GPU: frozen ones by Triton kernels, onto the residual stream; others by the plain paths."""
+"""The experts on a GPU: by Triton kernels, onto the residual stream; those without a down-projection by plain paths."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from some_moe import experts as plain
 from some_moe.experts import ExpertWeights, gathered, grouped
-from some_moe.fast.ops import frozen_experts
+from some_moe.fast.ops import frozen_experts, trained_experts
 from some_moe.model.library import ExpertLibrary
 
 
@@ -17,8 +17,11 @@ def mix_onto(
 ) -> Tensor:
     """onto (N, D), where it is given, + the gated sum of the experts' outputs; see `some_moe.experts`."""
     few = kernel == "auto" and gathered.can_mix(experts)
-    if kernel in ("auto", "triton") and not few and frozen_experts.can_mix(x, weights):
-        return frozen_experts.mix_experts(x, experts, gates, weights, onto)
+    if kernel in ("auto", "triton") and not few:
+        if frozen_experts.can_mix(x, weights):
+            return frozen_experts.mix_experts(x, experts, gates, weights, onto)
+        if trained_experts.can_mix(x, weights):
+            return trained_experts.mix_experts(x, experts, gates, weights, onto)
     y = plain.choose_kernel(kernel)(x, experts, gates, weights)
     return y if onto is None else onto + y
 
@@ -35,4 +38,4 @@ def fits_graph(library: ExpertLibrary, dtype: torch.dtype) -> bool:
     if library.kernel == "grouped":
         return True
     x = library.up.new_empty(1, library.up.shape[2], dtype=dtype)
-    return frozen_experts.can_mix(x, library.weights()) or grouped.can_mix(x, library.weights())
+    return any(path.can_mix(x, library.weights()) for path in (frozen_experts, trained_experts, grouped))

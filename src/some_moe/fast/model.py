@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from some_moe.experts.weights import activate
 from some_moe.fast import statistics
 from some_moe.fast.casts import Cast, Casts, attach_bias, below, cast_maps, embed, linear
 from some_moe.fast.experts import mix_onto
@@ -44,8 +45,11 @@ from some_moe.precision import at_least_float32, full_precision, product_dtype
 # --- pieces ---------------------------------------------------------------------------------------------------
 
 
-def gelu_mlp(x: Tensor, expand: nn.Linear, project: nn.Linear, casts: Casts) -> Tensor:
-    """project(gelu(expand(x))) of x (…, D). In bf16 and for many rows, GELU is part of the products beside it."""
+def mlp(x: Tensor, expand: nn.Linear, project: nn.Linear, casts: Casts, *, gated: bool = False) -> Tensor:
+    """project(gelu(expand(x))) of x (…, D). In bf16 and for many rows, GELU is part of the products beside it. gated:
+    with SwiGLU in its place."""
+    if gated:
+        return linear(activate(linear(x, expand, casts["expand"]), gated=True), project, casts["project"])
     if product_dtype(x) == torch.bfloat16 and can_fuse_gelu(x, expand.weight):
         given = x.reshape(-1, x.shape[-1]), *casts["expand"], *casts["project"]
         y: Tensor = GeluMlp.apply(*(part.to(torch.bfloat16) for part in given), expand.bias, project.bias)  # type: ignore[no-untyped-call]
@@ -183,14 +187,14 @@ class FastLayer(SomeLayer):
         for number, study in enumerate(self.studies):
             if isinstance(study, SharedExpert):
                 ffn = study.ffn
-                y = y + gelu_mlp(x, ffn.expand, ffn.project, below(casts, f"studies.{number}.ffn"))
+                y = y + mlp(x, ffn.expand, ffn.project, below(casts, f"studies.{number}.ffn"), gated=ffn.gated)
             else:
                 y = study(y, x, query)
         return y if onto is None else onto + y, routing
 
     def find_query(self, x: Tensor, casts: Casts) -> Tensor:
         if isinstance(self.query, MlpQuery):
-            return gelu_mlp(x, self.query.expand, self.query.project, casts)
+            return mlp(x, self.query.expand, self.query.project, casts)
         assert isinstance(self.query, LinearQuery)
         return linear(x, self.query.project, casts["project"])
 
@@ -258,7 +262,7 @@ class FastBlock(Block):
             stream = None if self.drop_ffn.is_on else onto
             y, routing = ffn.run(x, again, stream, info, top_k, previous_query, casts)
             return (y, routing) if stream is not None else (onto + self.drop_ffn(y, info), routing)
-        y = gelu_mlp(x, ffn.expand, ffn.project, casts) if isinstance(ffn, DenseFFN) else ffn(x)
+        y = mlp(x, ffn.expand, ffn.project, casts, gated=ffn.gated) if isinstance(ffn, DenseFFN) else ffn(x)
         return onto + self.drop_ffn(y, info), None
 
 

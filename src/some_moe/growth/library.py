@@ -28,11 +28,12 @@ class BranchExperts(nn.Module):
     def __init__(self, base: ExpertWeights, branch: Branch) -> None:
         super().__init__()
         device, rank = base.up.device, branch.lora_rank
-        (_, width, d), count = base.up.shape, branch.experts
+        assert base.down is not None
+        (_, high, _), (_, d, width), count = base.up.shape, base.down.shape, branch.experts
         self.register_buffer("near", torch.zeros(count, dtype=torch.int64, device=device))
-        shapes = {"up": (width, d), "up_bias": (width,), "down": (d, width), "down_bias": (d,)}
+        shapes = {"up": (high, d), "up_bias": (high,), "down": (d, width), "down_bias": (d,)}
         if branch.trainability == "lora":
-            shapes = {"up_in": (rank, d), "up_out": (width, rank), "down_in": (rank, width), "down_out": (d, rank)}
+            shapes = {"up_in": (rank, d), "up_out": (high, rank), "down_in": (rank, width), "down_out": (d, rank)}
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(count, *shape, device=device)))
 

@@ -53,7 +53,7 @@ class SharedExpert(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.ffn = DenseFFN(config.d_model, config.shared_expert)
+        self.ffn = DenseFFN(config.d_model, config.shared_expert, config.activation)
 
     def forward(self, y: Tensor, x: Tensor, query: Tensor | None) -> Tensor:  # noqa: ARG002
         shared: Tensor = self.ffn(x)

@@ -46,7 +46,9 @@ class ExpertLibrary(nn.Module):
         self.kernel = kernel
         self.mix: MixExperts = choose_kernel(kernel)
         here, width, d = len(self.experts), config.d_ffn, config.d_model
-        shapes = {"up": (here, width, d), "up_bias": (here, width), "down": (here, d, width), "down_bias": (here, d)}
+        high = 2 * width if config.activation == "swiglu" else width
+        shapes = {"up": (here, high, d), "up_bias": (here, high), "down": (here, d, width), "down_bias": (here, d)}
+        self.fan_in = {"up": d, "down": width}
         dtype = torch.bfloat16 if config.expert_dtype == "bfloat16" else torch.float32
         for name in self.matrices():
             stack = torch.empty(shapes[name], dtype=dtype, device=device)
@@ -66,11 +68,10 @@ class ExpertLibrary(nn.Module):
         """Compute all weights from the seed (nothing to do on the meta device)."""
         if self.up.is_meta:
             return
-        fan_in = {"up": self.up.shape[2], "down": self.up.shape[1]}
         for name in self.matrices():
             stack = getattr(self, name)
-            bound = 1 / math.sqrt(fan_in[name.removesuffix("_bias")])
-            is_matrix = name in fan_in
+            bound = 1 / math.sqrt(self.fan_in[name.removesuffix("_bias")])
+            is_matrix = name in self.fan_in
             whose: dict[str, Any] = {"seed": self.seed, "layer": self.layer, "experts": self.experts}
             if self.init_method == "orthogonal" and is_matrix:
                 fill_orthogonal(stack, name, **whose)
@@ -120,10 +121,10 @@ class LoraLibrary(ExpertLibrary):
 
     def __init__(self, config: ModelConfig, layer: int, **options: Any) -> None:
         super().__init__(config, layer, **options)
-        experts, width, d = self.up.shape
+        (experts, high, d), width = self.up.shape, config.d_ffn
         rank, device = config.lora_rank, self.up.device
         self.up_in = nn.Parameter(torch.empty(experts, rank, d, device=device))
-        self.up_out = nn.Parameter(torch.zeros(experts, width, rank, device=device))
+        self.up_out = nn.Parameter(torch.zeros(experts, high, rank, device=device))
         self.down_in = nn.Parameter(torch.empty(experts, rank, width, device=device))
         self.down_out = nn.Parameter(torch.zeros(experts, d, rank, device=device))
 
@@ -137,7 +138,7 @@ class GainLibrary(ExpertLibrary):
 
     def __init__(self, config: ModelConfig, layer: int, **options: Any) -> None:
         super().__init__(config, layer, **options)
-        self.gain = nn.Parameter(torch.ones_like(self.up_bias, dtype=torch.float32))
+        self.gain = nn.Parameter(torch.ones(len(self.experts), config.d_ffn, device=self.up.device))
 
     def weights(self) -> ExpertWeights:
         return replace(super().weights(), gain=self.gain)

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from some_moe.experts.weights import activate
 from some_moe.precision import at_least_float32
 
 
@@ -25,13 +26,14 @@ class LayerNorm(nn.LayerNorm):
 
 
 class DenseFFN(nn.Module):
-    """A trained network d → width → d with GELU: the dense baseline, the shared expert, and the query network."""
+    """A trained network d → width → d with GELU or SwiGLU: the dense baseline, the shared expert, the query network."""
 
-    def __init__(self, d_model: int, width: int) -> None:
+    def __init__(self, d_model: int, width: int, activation: str = "gelu") -> None:
         super().__init__()
-        self.expand = Linear(d_model, width)
+        self.gated = activation == "swiglu"
+        self.expand = Linear(d_model, 2 * width if self.gated else width)
         self.project = Linear(width, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.project(F.gelu(self.expand(x)))
+        y: Tensor = self.project(activate(self.expand(x), gated=self.gated))
         return y

@@ -78,7 +78,7 @@ class Block(nn.Module):
             self.ffn = SomeLayer(model, gravity, layer=layer, seed=seed, **options)
         elif model.ffn == "dense":
             with torch.device(device or "cpu"):
-                self.ffn = DenseFFN(model.d_model, model.dense_width)
+                self.ffn = DenseFFN(model.d_model, model.dense_width, model.activation)
         else:
             self.ffn = FrozenDenseFFN(model, layer, **options)
 

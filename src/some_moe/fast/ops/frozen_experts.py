@@ -30,7 +30,7 @@ def max_rows(num_slots: int, num_experts: int) -> int:
     return max_tiles(num_slots, num_experts, MAX_BLOCK_M) * MAX_BLOCK_M
 
 
-def _launch_per_token(kernel: Any, *arguments: Any, num_tokens: int, top_k: int, d: int, split_d: bool) -> None:
+def launch_per_token(kernel: Any, *arguments: Any, num_tokens: int, top_k: int, d: int, split_d: bool) -> None:
     """Launch dispatch or combine over the tokens; split_d: it can take D in blocks."""
     width = BLOCK_D if split_d and d % BLOCK_D == 0 else next_power_of_2(d)
     block = max(1, 2048 // width)
@@ -54,11 +54,11 @@ def run_forward(
     tokens: dict[str, int] = {"num_tokens": num_tokens, "top_k": top_k, "d": d}
     x_rows, hidden, y_rows = (x.new_empty(num_rows, width) for width in (d, f, d))
     dgelu = x.new_empty(num_rows, f, dtype=dgelu_dtype(x.dtype, f))
-    _launch_per_token(dispatch_kernel, x, permutation.row, x_rows, **tokens, split_d=False)
+    launch_per_token(dispatch_kernel, x, permutation.row, x_rows, **tokens, split_d=False)
     grouped_gemm.gemm_up_gelu(x_rows, up, up_bias, hidden, dgelu, tiles, plan, sizes)
     grouped_gemm.gemm_down(hidden, down, down_bias, y_rows, tiles, plan, sizes)
     y = torch.empty_like(x)
-    _launch_per_token(combine_kernel, y_rows, permutation.row, gates, residual, y, **tokens, split_d=True)
+    launch_per_token(combine_kernel, y_rows, permutation.row, gates, residual, y, **tokens, split_d=True)
     return y, dgelu, y_rows, permutation.row, permutation.tile_expert, permutation.num_tiles
 
 
@@ -77,12 +77,12 @@ def run_backward(
     grad_y_rows, grad_pre = torch.empty_like(y_rows), y_rows.new_empty(dgelu.shape)
     grad_x_rows = torch.empty_like(y_rows)
     grad_x, grad_gates = torch.empty_like(grad_y), torch.empty_like(gates)
-    _launch_per_token(
+    launch_per_token(
         combine_backward_kernel, grad_y, row, gates, y_rows, grad_y_rows, grad_gates, **tokens, split_d=False
     )
     grouped_gemm.gemm_down_dgelu(grad_y_rows, down, dgelu, grad_pre, tiles, plan, sizes)
     grouped_gemm.gemm_up_backward(grad_pre, up, grad_x_rows, tiles, plan, sizes)
-    _launch_per_token(combine_kernel, grad_x_rows, row, None, None, grad_x, **tokens, split_d=True)
+    launch_per_token(combine_kernel, grad_x_rows, row, None, None, grad_x, **tokens, split_d=True)
     return grad_x, grad_gates
 
 
@@ -157,7 +157,7 @@ frozen_experts.register_autograd(_backward, setup_context=_save)
 
 def can_mix(x: Tensor, weights: ExpertWeights) -> bool:
     """Whether this path applies: frozen experts with a down-projection, in the dtype of x."""
-    plain = weights.is_frozen and weights.down is not None
+    plain = weights.is_frozen and weights.down is not None and weights.up.shape[1] == weights.down.shape[2]
     aligned = weights.up.shape[1] % 8 == 0 and weights.up.shape[2] % 8 == 0  # TMA: rows of a multiple of 16 bytes
     return plain and aligned and x.dtype in (torch.bfloat16, torch.float32) and weights.up.dtype == x.dtype
 

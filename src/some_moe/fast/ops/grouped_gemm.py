@@ -150,11 +150,11 @@ def _launch(
 
 def _num_programs(tiles: Tiles, width: int, n: int, per_sm: int = 1) -> int:
     """The grid of a persistent kernel: so many programs on each SM, and never more than output tiles."""
-    return min(cdiv(width, n) * tiles.max_tiles, per_sm * _num_sms(tiles.device))
+    return min(cdiv(width, n) * tiles.max_tiles, per_sm * num_sms(tiles.device))
 
 
 @cache
-def _num_sms(device: torch.device) -> int:
+def num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
@@ -201,18 +201,13 @@ def gemm_down_dgelu(
     return False
 
 
-def _grouped_gemm(
-    rows: Tensor, stack: Tensor, bias: Tensor | None, out: Tensor, tiles: Tiles, config: BlockConfig, precision: str, *,
-    transposed: bool,
+def gemm_rows(
+    rows: Tensor, stack: Tensor, bias: Tensor | None, out: Tensor, tiles: Tiles, config: BlockConfig,
+    sizes: dict[str, Any], *, transposed: bool,
 ) -> None:  # fmt: skip
     """out = rows @ each M-tile's matrix of the stack (or its transpose) + bias."""
-    width = out.shape[1]
-    sizes: dict[str, Any] = {
-        "K": rows.shape[1],
-        "N": width,
-        "B_ROWS": stack.shape[-2],
-        "TRANSPOSED": transposed,
-    }
+    width, precision = out.shape[1], sizes["PRECISION"]
+    sizes = {"K": rows.shape[1], "N": width, "B_ROWS": stack.shape[-2], "TRANSPOSED": transposed}
     if config.n == pingpong.BLOCK_N and pingpong.can_pingpong(rows, tiles.m, width):
         m, n, k = pingpong.BLOCK_M, pingpong.BLOCK_N, pingpong.BLOCK_K
         b = _stack_descriptor(stack, *((n, k) if transposed else (k, n)), pingpong.make_descriptor)
@@ -230,11 +225,11 @@ def gemm_down(
     hidden: Tensor, down: Tensor, down_bias: Tensor, y_rows: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
 ) -> None:
     """y_rows (P, D) of hidden."""
-    _grouped_gemm(hidden, down, down_bias, y_rows, tiles, plan.down, sizes["PRECISION"], transposed=True)
+    gemm_rows(hidden, down, down_bias, y_rows, tiles, plan.down, sizes, transposed=True)
 
 
 def gemm_up_backward(
     grad_pre: Tensor, up: Tensor, grad_x_rows: Tensor, tiles: Tiles, plan: Plan, sizes: dict[str, Any]
 ) -> None:
     """grad_x_rows (P, D) of grad_pre."""
-    _grouped_gemm(grad_pre, up, None, grad_x_rows, tiles, plan.up_backward, sizes["PRECISION"], transposed=False)
+    gemm_rows(grad_pre, up, None, grad_x_rows, tiles, plan.up_backward, sizes, transposed=False)

@@ -25,6 +25,7 @@ class Permutation:
     row: Tensor  # (N, K) int32: the row of each slot
     tile_expert: Tensor  # (max_tiles,) int32: the expert of each M-tile, or −1 beyond the last in use
     num_tiles: Tensor  # () int32: M-tiles in use
+    spans: Tensor  # (2, E) int32: each expert's first row, and how many it has without padding
 
 
 @triton.jit
@@ -54,11 +55,11 @@ def permute_scan_kernel(counts, num_blocks, E: tl.constexpr, ROWS: tl.constexpr,
 
 @triton.jit
 def permute_index_kernel(
-    experts, totals, rows, tile_expert, num_tiles, num_slots, num_blocks, max_tiles, E: tl.constexpr,
+    experts, totals, rows, tile_expert, num_tiles, spans, num_slots, num_blocks, max_tiles, E: tl.constexpr,
     PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, WIDTH: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """rows (S,) of PART slots, tile_expert of TILES M-tiles, and num_tiles (), those in use.
+    """rows (S,) of PART slots, tile_expert of TILES M-tiles; num_tiles (), those in use, and spans (2, E).
 
     totals (blocks, E): the inclusive prefix sums.
     """
@@ -68,6 +69,8 @@ def permute_index_kernel(
     tile_end = tl.cumsum(expert_tiles, 0)
     if tl.program_id(0) == 0:
         tl.store(num_tiles, tl.sum(expert_tiles, 0))
+        tl.store(spans + expert, (tile_end - expert_tiles) * BLOCK_M, mask=expert < E)
+        tl.store(spans + E + expert, total, mask=expert < E)
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     if tl.program_id(0) * TILES < max_tiles:
         # As many experts as end at this tile or before it come before its own.
@@ -120,6 +123,7 @@ def permute_slots(experts: Tensor, num_experts: int, block_m: int) -> Permutatio
     row = torch.empty(experts.shape, dtype=torch.int32, device=experts.device)
     tile_expert = torch.empty(most, dtype=torch.int32, device=experts.device)
     num_tiles = torch.empty((), dtype=torch.int32, device=experts.device)
+    spans = torch.empty(2, num_experts, dtype=torch.int32, device=experts.device)
 
     bins = min(BINS, max(32, padded))
     permute_count_kernel[(num_blocks, triton.cdiv(num_experts, bins))](
@@ -132,7 +136,7 @@ def permute_slots(experts: Tensor, num_experts: int, block_m: int) -> Permutatio
     )  # fmt: skip
     tiles_per_program = max(1, min(4, 4096 // padded))
     permute_index_kernel[(max(triton.cdiv(num_slots, PART), triton.cdiv(most, tiles_per_program)),)](
-        experts, counts, row, tile_expert, num_tiles, num_slots, num_blocks, most, E=num_experts, PADDED=padded,
-        BLOCK_M=block_m, BLOCK=block, PART=PART, WIDTH=WIDTH, TILES=tiles_per_program,
+        experts, counts, row, tile_expert, num_tiles, spans, num_slots, num_blocks, most, E=num_experts,
+        PADDED=padded, BLOCK_M=block_m, BLOCK=block, PART=PART, WIDTH=WIDTH, TILES=tiles_per_program,
     )  # fmt: skip
-    return Permutation(row, tile_expert, num_tiles)
+    return Permutation(row, tile_expert, num_tiles, spans)

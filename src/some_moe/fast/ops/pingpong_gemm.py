@@ -78,26 +78,40 @@ def mma_mainloop(
     tile, a_smem, b_smem, full, empty, order, WG: gl.constexpr, STEPS: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, STAGES: gl.constexpr, TRANSPOSED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The accumulator (BM, BN) of this program's tile number `tile`.
+    """The accumulator (BM, BN) of this program's tile number `tile`, by STEPS stages, as every tile has."""
+    return mma_steps(
+        tile, tile * STEPS, STEPS, a_smem, b_smem, full, empty, order, WG, BM, BN, STAGES, False, TRANSPOSED, LAYOUT
+    )
 
-    order has an mbarrier for each consumer warpgroup: the other one has issued its last wgmma. Without it a consumer
-    could take a stage's phase before last for the one that it waits for: an mbarrier wait knows only the parity.
+
+@gluon.jit
+def mma_steps(
+    tile, first, steps, a_smem, b_smem, full, empty, order, WG: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """The accumulator (BM, BN) of this program's tile number `tile`: `steps` stages from this program's `first` on.
+
+    A_TRANSPOSED: a is stored as (K, M); B_TRANSPOSED: b as (N, K). order: an mbarrier for each consumer warpgroup: the
+    other one has issued its last wgmma. Without it a consumer could take a stage's phase before last for the one that
+    it waits for: an mbarrier wait knows only the parity.
     """
     acc = gl.zeros((BM, BN), gl.float32, LAYOUT)
     mbarrier.wait(order.index(WG), ((tile // 2) & 1) ^ (1 - WG))
-    for s in range(STEPS):
-        step = tile * STEPS + s
+    for s in range(steps):
+        step = first + s
         stage, phase = step % STAGES, step // STAGES
         mbarrier.wait(full.index(stage), phase & 1)
-        right = b_smem.index(stage)
-        if TRANSPOSED:
+        left, right = a_smem.index(stage), b_smem.index(stage)
+        if A_TRANSPOSED:
+            left = left.permute((1, 0))
+        if B_TRANSPOSED:
             right = right.permute((1, 0))
-        acc = warpgroup_mma(a_smem.index(stage), right, acc, is_async=True)
+        acc = warpgroup_mma(left, right, acc, is_async=True)
         acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))  # the previous step has read its stage
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=s > 0)
     mbarrier.arrive(order.index(1 - WG), count=1)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-    mbarrier.arrive(empty.index((tile * STEPS + STEPS - 1) % STAGES), count=1)
+    mbarrier.arrive(empty.index((first + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)
     return acc
 
 
@@ -328,11 +342,12 @@ def can_pingpong(x: Tensor, block_m: int, width: int) -> bool:
 
 def make_descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
     """The TMA descriptor of a matrix, for blocks (rows, columns)."""
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+    dtype = gl.float32 if matrix.dtype == torch.float32 else gl.bfloat16
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **sizes: Any) -> None:
     """Launch one of the kernels: one persistent program an SM."""
-    sizes |= {"BM": BLOCK_M, "BN": BLOCK_N, "BK": BLOCK_K, "STAGES": STAGES, "REGISTERS": REGISTERS}
+    sizes = {"BM": BLOCK_M, "BN": BLOCK_N, "BK": BLOCK_K, "STAGES": STAGES, "REGISTERS": REGISTERS} | sizes
     kernel[(programs,)](*arguments, **sizes, num_warps=4)

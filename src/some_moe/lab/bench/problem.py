@@ -34,10 +34,10 @@ def make_weights(model: ModelConfig, device: torch.device, dtype: torch.dtype) -
             stack.normal_(0, stack.shape[-1] ** -0.5, generator=source)
         return {name: nn.Parameter(stack, requires_grad=trained) for name, stack in stacks.items()}
 
-    lora = None
+    lora, high = None, 2 * F if model.activation == "swiglu" else F
     if model.trainability == "lora":
-        lora = LoraWeights(**draw(True, up_in=(E, R, D), up_out=(E, F, R), down_in=(E, R, F), down_out=(E, D, R)))
-    stacks = draw(model.trainability == "full", up=(E, F, D), up_bias=(E, F), down=(E, D, F), down_bias=(E, D))
+        lora = LoraWeights(**draw(True, up_in=(E, R, D), up_out=(E, high, R), down_in=(E, R, F), down_out=(E, D, R)))
+    stacks = draw(model.trainability == "full", up=(E, high, D), up_bias=(E, high), down=(E, D, F), down_bias=(E, D))
     return ExpertWeights(**stacks, lora=lora)
 
 

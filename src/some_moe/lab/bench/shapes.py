@@ -22,13 +22,19 @@ def find_shape(name: str, trainability: str = "frozen") -> RunConfig:
 
 
 def layer_flops(model: ModelConfig, tokens: int) -> int:
-    """Operations of one layer's experts: 8·N·k·d·f forward and backward when frozen, 12 when trained."""
-    slots = tokens * model.top_k
-    flops = (12 if model.trainability == "full" else 8) * slots * model.d_model * model.d_ffn
+    """Operations of one layer's experts: 8·N·k·d·f forward and backward when frozen, 12 when trained; gated ones take
+    half as many more."""
+    slots, matrices = tokens * model.top_k, count_matrices(model)
+    flops = (6 if model.trainability == "full" else 4) * matrices * slots * model.d_model * model.d_ffn
     if model.trainability == "lora":
         # Each of the two updates is d×r and r×f: forward, input gradient and weight gradient, 2 operations each.
         flops += 6 * slots * 2 * model.lora_rank * (model.d_model + model.d_ffn)
     return flops
+
+
+def count_matrices(model: ModelConfig) -> int:
+    """How many times d·f weights an expert has."""
+    return 1 if model.shared_down else 3 if model.activation == "swiglu" else 2
 
 
 def step_flops_per_token(model: ModelConfig, seq_len: int) -> int:
@@ -44,7 +50,7 @@ def step_flops_per_token(model: ModelConfig, seq_len: int) -> int:
         # What grows with E belongs to single experts, of which a token uses k: it is counted below instead.
         more = model.model_copy(update={"num_experts": model.num_experts + 1})
         trained -= model.num_experts * (count_parameters(more).trainable - trained)
-        matrices = 1 if model.shared_down else 2
+        matrices = count_matrices(model)
         passes = 6 if model.trainability == "full" else 4
         flops += matrices * passes * k * d * f * L
         if model.trainability == "lora":
@@ -52,5 +58,5 @@ def step_flops_per_token(model: ModelConfig, seq_len: int) -> int:
         if model.router != "hash":
             flops += (6 if model.router == "learned" else 4) * model.num_experts * d * L
     elif model.ffn == "frozen_dense":
-        flops += 8 * d * model.dense_width * L
+        flops += 4 * count_matrices(model) * d * model.dense_width * L
     return flops + 6 * (trained - model.vocab_size * d)
