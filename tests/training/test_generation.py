@@ -11,7 +11,7 @@ from some_moe.config import ConfigError
 from some_moe.data.tokenizer import Tokenizer
 from some_moe.errors import FailureError
 from some_moe.model.tokens import TokenInfo
-from some_moe.sampling import choose_token
+from some_moe.sampling import Chooser, Sampling, choose_token
 from some_moe.training import generation
 from some_moe.training.generation import generate_tokens
 from tests.shared.variants import BASE, MODELS, make_config, make_gravity
@@ -151,3 +151,44 @@ def test_it_stops_before_a_stop_text_that_comes_in_pieces(monkeypatch: pytest.Mo
 def test_a_model_that_gives_no_number_is_a_sentence(logit: float) -> None:
     with pytest.raises(FailureError, match="the model gives no number for the next token"):
         choose_token(torch.tensor([[logit, 0.0]]), 1.0, 0.9, None)
+
+
+def test_a_row_is_the_same_whichever_rows_are_told_beside_it() -> None:
+    model, prompt = SomeLM(BASE).double(), PROMPT[:1]
+    options = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.3}
+
+    def tell(*seeds: int) -> torch.Tensor:
+        rows = generate_tokens(model, prompt.expand(len(seeds), -1), 12, seeds=seeds, **options)
+        return torch.stack(list(rows), dim=1)
+
+    together = tell(5, 6, 7)
+    assert not torch.equal(together[0], together[1])
+    for row, seed in enumerate((5, 6, 7)):
+        assert torch.equal(tell(seed)[0], together[row])
+
+
+def test_noise_of_a_seed_is_exponential_and_new_at_every_step() -> None:
+    choose = Chooser(Sampling(temperature=1.0), (3, 50_000), torch.device("cpu"), seeds=[1, 2, 2**61])
+    first = choose.draw_noise()
+    choose(torch.zeros(3, 50_000), PROMPT)
+    later = choose.draw_noise()
+    for noise in (first, later):
+        assert bool((noise > 0).all())
+        assert noise.mean(1) == pytest.approx(torch.ones(3).numpy(), abs=0.03)
+        assert noise.var(1) == pytest.approx(torch.ones(3).numpy(), abs=0.06)
+    parts = torch.cat((first, later)).flatten(0, 0)
+    assert torch.corrcoef(parts).fill_diagonal_(0).abs().max() < 0.03
+
+
+def test_texts_told_side_by_side_come_as_they_do_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [b"Anna ran. THE END. More", "é".encode() + b"\x02 nothing behind the end"]
+
+    def tell(*_: object, **__: object) -> Iterator[torch.Tensor]:
+        yield from (torch.tensor(pair) for pair in zip(*(text.ljust(25) for text in told), strict=True))
+
+    monkeypatch.setattr(generation, "generate_tokens", tell)
+    monkeypatch.setattr(generation, "EOS", 2)
+    letters = cast("Tokenizer", Letters())
+    pieces = list(generation.stream_texts(SomeLM(BASE), letters, "", 99, seeds=[0, 1], stop=["THE END"]))
+    texts = ["".join(piece for number, piece in pieces if number == row) for row in (0, 1)]
+    assert texts == ["Anna ran. ", "é"]

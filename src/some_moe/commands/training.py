@@ -7,9 +7,8 @@ import sys
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -298,25 +297,46 @@ def generate_text(arguments: list[str]) -> int:
 
     run = open_run(options)
     run.model  # noqa: B018 - what is wrong with it is said before anything else
+    from some_moe.training.generation import MOST_ROWS
+
     seq_len, texts = run.config.data.seq_len, []
     if options.seed is None and options.temperature:
         print(f"seed {seed}: --seed {seed} repeats it", file=sys.stderr)
     chosen = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "repetition_penalty")}
-    for number, (prompt, _) in enumerate(product(prompts, range(options.count))):
+    more = chosen | {"max_new_tokens": options.max_tokens}
+    for number, prompt in enumerate(prompts):
         length = 1 + len(run.tokenizer.encode(prompt))
         if number == 0 and length + options.max_tokens > seq_len:
             beyond = f"{length} tokens of prompt and {options.max_tokens} behind it are more than the {seq_len}"
             print(f"{beyond} that the model has learned from (data.seq_len); its text may decay", file=sys.stderr)
-        pieces = run.generate(prompt, options.max_tokens, seed=seed + number, stop=stop, **chosen)
-        if options.json:
-            texts.append({"prompt": prompt, "text": clean("".join(pieces)), "seed": seed + number})
-            continue
-        write(("" if number == 0 else "\n") + clean(prompt))
-        for piece in pieces:
-            write(clean(piece))
-            sys.stdout.flush()
-        write("\n")
+        first = seed + number * options.count
+        for begin in range(first, first + options.count, MOST_ROWS):
+            seeds = range(begin, min(first + options.count, begin + MOST_ROWS))
+            told = tell(run, prompt, seeds, None if options.json else write, begin > seed, stop=stop, **more)
+            texts += [{"prompt": prompt, "text": text, "seed": seed} for text, seed in zip(told, seeds, strict=True)]
     return write_json({"run": str(run.path), "step": run.step} | chosen | {"texts": texts}) if options.json else 0
+
+
+def tell(
+    run: "Run", prompt: str, seeds: range, show: Callable[[str], object] | None, follows: bool, **options: Any
+) -> list[str]:
+    """Continuations of a prompt, one for each seed, told side by side; the first one is shown as its words come.
+
+    follows: whether something was shown before.
+    """
+    from some_moe.training.generation import stream_texts
+
+    texts, begin = [""] * len(seeds), "\n" * follows + clean(prompt)
+    if show:
+        show(begin)
+    for number, piece in stream_texts(run.model, run.tokenizer, prompt, seeds=seeds, **options):
+        texts[number] += clean(piece)
+        if show and number == 0:
+            show(clean(piece))
+            sys.stdout.flush()
+    if show:
+        show("\n" + "".join(f"\n{clean(prompt)}{text}\n" for text in texts[1:]))
+    return texts
 
 
 def read_prompts(options: Namespace) -> Iterable[str]:

@@ -94,7 +94,8 @@ class TrainConfig(Config):
     fast: Literal["auto", "off"] = "auto"
     """On a CUDA GPU use the fast model (the same parameters, fused kernels, captured steps), or the plain one."""
     compile: bool | None = None
-    """Use torch.compile, and capture steps to replay them; null does so in the fast model, from 200 steps on."""
+    """Use torch.compile, and capture steps to replay them. null: in the fast model steps are captured from 20 steps on,
+    and compiled from 20,000 on, for its kernels leave the compiler little to gain."""
     kernel: Literal["auto", "reference", "cpu", "grouped", "triton"] = "auto"
     """Which implementation computes the experts; auto takes the fastest one for the device."""
     expert_parallel: Literal["off", "machine", "all"] = "off"

@@ -22,7 +22,10 @@ from some_moe.training.step import StepInputs, Stepper, StepResult, prepare, tra
 
 EAGER_STEPS = 3  # of each kind before it is captured: what is compiled or allocated on first use is there by then
 MAX_CAPTURES = 16
-COMPILE_PAYS = 200  # a run of fewer steps is over before compiling would have paid
+CAPTURE_PAYS = 20  # a run of fewer steps is over before capturing them would have paid
+COMPILE_PAYS = (
+    20_000  # nor would compiling: own kernels leave the compiler a few per cent, which it takes half a minute for
+)
 HOST = torch.device("cpu")
 
 Kind = tuple[Any, ...]
@@ -43,7 +46,7 @@ def wants_compile(config: RunConfig, total_steps: int) -> bool:
 
 
 class GraphedStepper(Stepper):
-    """The run's steps, compiled and captured where that pays and can be done."""
+    """The run's steps, captured and compiled where that pays and can be done."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -56,7 +59,8 @@ class GraphedStepper(Stepper):
             model.compile_parts(dynamic=None if config.data.batching == "bucketed" else False, fullgraph=whole)
         # A capture bakes in every number that the host computes from the step; an annealed beta is one.
         settled = config.gravity.beta_schedule == "constant"
-        self.captures_steps = self.compiled and settled and self.group.is_single and whole
+        asked = self.compiled if config.train.compile is not None else self.total_steps >= CAPTURE_PAYS
+        self.captures_steps = asked and settled and self.group.is_single and whole
         self.seen: Counter[Kind] = Counter()
         self.captures: dict[Kind, Capture] = {}
         self.stream = torch.cuda.Stream(self.device) if self.captures_steps else None  # type: ignore[no-untyped-call]
@@ -66,7 +70,7 @@ class GraphedStepper(Stepper):
 
     def __call__(self, batch: Batch, step: int) -> StepResult:
         """Learn from one step's rows, and let the keys move once."""
-        if not self.compiled:
+        if not self.compiled and not self.captures_steps:
             return self.run_eager(batch, step)
         kind = self.kind_of(batch, step)
         self.seen[kind] += 1

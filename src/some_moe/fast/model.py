@@ -4,8 +4,8 @@ one that it derives from, and another forward: fused kernels, casts made once a 
 Shapes: B rows, T positions, D model width, F hidden width, K experts a token, V vocabulary.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,7 @@ from some_moe.fast.ops.mlp import GeluMlp
 from some_moe.fast.ops.mlp import can_run as can_fuse_gelu
 from some_moe.fast.ops.rotary import rotate_qkv
 from some_moe.fast.ops.topk_keys import topk_keys
+from some_moe.fast.static_cache import StaticCache
 from some_moe.model.attention import (
     Attention,
     Cache,
@@ -41,6 +42,7 @@ from some_moe.model.routing import Routing
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import Block, LossOutput, ModelOutput, SomeLM, sum_aux_losses, token_cross_entropy
 from some_moe.precision import at_least_float32, full_precision, product_dtype
+from some_moe.sampling import Chooser
 
 # --- pieces ---------------------------------------------------------------------------------------------------
 
@@ -272,6 +274,7 @@ class FastLM(SomeLM):
     layer_words: Tensor  # (L, 2) int32: the layers' numbers as `hashing.sample_order` takes them
     position_tables: dict[tuple[int, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]]  # by length and device
     advance_layers = staticmethod(advance_layers)
+    held_casts: tuple[Casts, Tensor | None] | None = None
 
     def become_fast(self) -> None:
         """What this class has beside the plain one's; called once, when it takes over."""
@@ -330,9 +333,7 @@ class FastLM(SomeLM):
         """tokens (B, T) → the last block's output (B, T, D), the routings, and the head's cast."""
         info = self.inform(tokens, info)
         positions, geometry = self.locate(tokens, info, cache)
-        # Rows of a cast embedding are as good as cast rows, where nothing is done to them before.
-        plain = self.model.residual_dtype == "auto" and self.model.positions != "sinusoidal" and not self.model.dropout
-        casts, rows = cast_maps(self, product_dtype(self.head.weight), self.embedding if plain else None)
+        casts, rows = self.held_casts or self.make_casts()
         x = embed(tokens, self.embedding, rows)
         if self.model.positions == "sinusoidal":
             x = x + sinusoidal_positions(positions, self.model.d_model).to(x.dtype)
@@ -349,6 +350,28 @@ class FastLM(SomeLM):
         if info.sums and self.layers:
             infos = statistics.inform_layers(info, self.layer_words, self.gravity)
         return *self.run_fast_blocks(x, geometry, infos, top_k, cache, casts), casts["head"]
+
+    def make_casts(self) -> tuple[Casts, Tensor | None]:
+        """The casts of all maps, and of the embedding (V, D): its rows are as good as cast rows, where nothing is done
+        to them before."""
+        plain = self.model.residual_dtype == "auto" and self.model.positions != "sinusoidal" and not self.model.dropout
+        with self.computing():
+            return cast_maps(self, product_dtype(self.head.weight), self.embedding if plain else None)
+
+    @contextmanager
+    def holding(self, casts: tuple[Casts, Tensor | None]) -> Iterator[None]:
+        """Within, passes compute by these casts, while the weights stay what they are."""
+        self.held_casts = casts
+        try:
+            yield
+        finally:
+            self.held_casts = None
+
+    def decode(self, prompt: Tensor, max_new_tokens: int, choose: Chooser) -> Iterator[Tensor]:
+        """As `training.generation.decode_plainly`, by a captured step."""
+        from some_moe.fast.decode import decode  # which makes use of this class
+
+        return decode(self, prompt, max_new_tokens, choose)
 
     def run_fast_blocks(
         self,
@@ -376,6 +399,8 @@ class FastLM(SomeLM):
 
     def locate(self, tokens: Tensor, info: TokenInfo, cache: Cache | None) -> tuple[Tensor, Geometry]:
         """As `SomeLM.locate`; positions without gaps, and their rotary angles, come from a table that is kept."""
+        if isinstance(cache, StaticCache) and cache.steps:
+            return cache.locate(self.model)
         if info.positions is not None or self.model.positions != "rope" or torch.compiler.is_compiling():
             return super().locate(tokens, info, cache)
         start = 0 if cache is None else cache.length

@@ -154,6 +154,19 @@ class Run:
 
         return stream()
 
+    @in_a_sentence()
+    def generate_texts(self, prompt: str = "", count: int = 8, max_tokens: int = 300, **options: Any) -> list[str]:
+        """So many continuations of a prompt, told side by side, as `generate` tells them by seed, seed + 1, …"""
+        from some_moe.training.generation import MOST_ROWS, stream_texts
+
+        seed, texts = options.pop("seed", 0), [""] * count
+        for first in range(0, count, MOST_ROWS):
+            seeds = [seed + number for number in range(first, min(count, first + MOST_ROWS))]
+            pieces = stream_texts(self.model, self.tokenizer, prompt, max_tokens, seeds=seeds, **options)
+            for number, piece in pieces:
+                texts[first + number] += piece
+        return texts
+
     def __repr__(self) -> str:
         """Name, state, the losses of each epoch, and where everything is."""
         return describe_run(self.config.name, self.result, self.path)

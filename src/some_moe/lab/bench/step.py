@@ -88,7 +88,7 @@ def bench_step(config: RunConfig, *, steps: int, routing: str = "natural", profi
         "batch_size": config.data.batch_size,
         "seq_len": config.data.seq_len,
         "kernel": config.train.kernel,
-        "compiled": machine.fast if config.train.compile is None else config.train.compile,
+        "compiled": bool(config.train.compile),
         "precision": "bf16" if machine.bf16 else "fp32",
         "routing": routing,
         "trainable_parameters": size.trainable,
@@ -117,7 +117,7 @@ def measure_step(
     stepper = machine.make_stepper(model, config, TOTAL_STEPS)
     step = partial(make_step(stepper), batch)
     # Until all is compiled and recorded that ever will be: steps with and without gravity are two kinds.
-    time_steps(step, WARMUP_STEPS * config.gravity.every if stepper.compiled else 2, device)
+    time_steps(step, WARMUP_STEPS * config.gravity.every if machine.fast else 2, device)
     times, result = time_steps(step, steps, device)
     timing = summarize_times(times)
     tokens_per_second = batch.inputs.numel() / (timing["ms"] / 1e3)
