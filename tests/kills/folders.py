@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from some_moe.config import ConfigError
 from some_moe.training.run_folder import RunFolder
 
-TIMES = ("seconds", "compile_seconds", "tokens_per_second", "date", "created", "command")
+TIMES = ("seconds", "compile_seconds", "phases", "tokens_per_second", "date", "created", "command")
 LOCKS = (".run.lock", ".queue.lock", ".claims")  # claims tell who was killed
 CHECKPOINT = {"model.safetensors", "optimizer.safetensors", "state.json"}
 ENDS = {".html": "</html>", ".svg": "</svg>"}

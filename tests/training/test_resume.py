@@ -75,7 +75,7 @@ def contents(run: Path) -> dict[str, Any]:
     tensors = load_file(newest / "model.safetensors") | load_file(newest / "optimizer.safetensors")
     logs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for record in (result, *logs):
-        for name in ("seconds", "tokens_per_second", "compile_seconds"):
+        for name in ("seconds", "tokens_per_second", "compile_seconds", "phases"):
             record.pop(name, None)
     names = sorted(str(path.relative_to(run)) for path in run.rglob("*"))
     return {"result": result, "logs": logs, "names": names} | {name: value.tolist() for name, value in tensors.items()}

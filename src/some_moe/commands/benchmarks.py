@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from some_moe.cli import MOST_DIGITS, Parser, on_terminal, shorten, terminal_width, write
+from some_moe.commands.training import take_settings
 from some_moe.config import ConfigError
 from some_moe.errors import FailureError, UsageError
 from some_moe.memory import refuse_too_large
@@ -82,7 +83,8 @@ def bench_step(arguments: list[str]) -> int:
     """Time a whole training step."""
     parser = Parser(
         "some bench step",
-        "Time a whole training step on full rows of random tokens: forward, backward, optimizer and gravity.",
+        "Time a whole training step on full rows of random tokens: forward, backward, optimizer and gravity. Any "
+        "setting of the shape can be changed by --ROOM.FIELD VALUE.",
     )
     parser.add_argument("--shape", default="A1", metavar="NAME", help="smoke, demo, or a registered experiment (A1)")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="rows a step (32)")
@@ -92,7 +94,8 @@ def bench_step(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, metavar="N", help="steps timed (GPU: 30; CPU: 5)")
     parser.add_argument("--routing", default="natural", choices=("natural", "skewed"), help="skewed: gini 0.9")
     parser.add_argument("--profile", action="store_true", help="list the longest kernels")
-    options, device = _parse(parser, arguments, "use torch.compile")
+    settings, words = take_settings(arguments, "some bench step")
+    options, device = _parse(parser, words, "use torch.compile")
 
     from some_moe.lab.bench.step import bench_step as measure
     from some_moe.lab.bench.step import prepare_config
@@ -100,7 +103,7 @@ def bench_step(arguments: list[str]) -> int:
     from some_moe.lab.registry.presets import find_preset
 
     config = prepare_config(
-        find_preset(options.shape),
+        find_preset(options.shape).override(settings),
         batch=_within(1, options.batch, 2**20, "--batch"),
         seq_len=_within(2, options.seq_len, 65_536, "--seq-len"),
         kernel=options.kernel,

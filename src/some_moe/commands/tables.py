@@ -115,10 +115,18 @@ def format_result(folder: str, result: dict[str, Any], *, width: int | None, sty
         *_explain_padding(result["val_loss_padded"], result["text_share"]),
         f"{result['tokens']:,} tokens in {figure('seconds', '.0f')} s of training steps, "
         f"{figure('tokens_per_second', ',.0f')} tokens/s on {result['device']}",
+        *_explain_time(result.get("phases") or {}),
         f"{result['trainable_parameters']:,} parameters trained of {result['total_parameters']:,}",
         f"everything is in {folder}",
     ]
     return "\n".join([*lines, *_fit(sentences, width)]) + "\n"
+
+
+def _explain_time(phases: dict[str, float]) -> list[str]:
+    """Where a run's time went: what took a tenth of a second or more, the longest first."""
+    longest = sorted((item for item in phases.items() if item[1] >= 0.1), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in longest)
+    return [f"{sum(phases.values()):.1f} s from command to result: {parts}"] if parts else []
 
 
 def _explain_padding(loss: float | None, text_share: float | None) -> list[str]:

@@ -16,6 +16,7 @@ from some_moe.cli import Interrupts, Parser, look, read_numbers, read_words, sug
 from some_moe.config import Config, RunConfig
 from some_moe.config.base import field_docs
 from some_moe.errors import INTERRUPTED, TrainingStoppedError, UsageError, explain
+from some_moe.system.phases import count_from_start
 from some_moe.system.reading import clean, parse_yaml, read_text
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def train_from_arguments(arguments: list[str]) -> int:
     from some_moe.commands.tables import format_result
     from some_moe.lab.estimate import Place
 
+    count_from_start()
     folder, _ = find_folder(options.out, config, options.resume)
     if options.resume and folder.exists() and not (options.preset or options.config):
         config = folder.read_config().override(overrides)  # what the command line does not name stays as it is there

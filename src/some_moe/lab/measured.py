@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError
-from some_moe.data.dataset import prepare
 from some_moe.environment import describe_program
 from some_moe.lab.jobs import Job, hide_place
 from some_moe.lab.scaling import Schedule
@@ -47,6 +46,8 @@ def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
         if digest is None:
             return
         result, data, vocab_size = folder.read_result(), job.config.data, job.config.model.vocab_size
+        from some_moe.data.dataset import prepare  # which loads torch, for seconds
+
         found = prepare(data, vocab_size).digest if result is None else result.get("data_digest")
         if found in (digest, None):
             return

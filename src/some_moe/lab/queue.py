@@ -27,7 +27,6 @@ from some_moe.lab.published import finite_number, list_rows
 from some_moe.system.files import write_whole
 from some_moe.system.processes import list_endings, python_command, python_environment, take_lock
 from some_moe.system.reading import read_object
-from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import LOCK, RunFolder
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
@@ -121,7 +120,12 @@ class Queue:
         self.writing = threading.Lock()  # one thread at a time writes queue.json
         if IN_QUEUE in os.environ:
             raise ConfigError(f"this is a process of a queue already ({IN_QUEUE} is set); a queue starts no other")
-        choose_machine(jobs[0].config.train)
+        train = jobs[0].config.train
+        if (train.device, train.kernel, train.deterministic, train.threads) != ("auto", "auto", False, None):
+            # What is not asked for is there; to look would be to load torch, which takes seconds.
+            from some_moe.training.machine import choose_machine
+
+            choose_machine(train)
         self.turns = []
         for number, job in enumerate(jobs, 1):
             folder = RunFolder(out / job.name)

@@ -111,6 +111,7 @@ class Result(Scores):
     data_digest: str | None = None
     epochs: list[Epoch] = []
     changes: list[Change] = []
+    phases: dict[str, Number] = {}
 
 
 WHOLE_RESULT = (
@@ -183,6 +184,7 @@ class State(Record):
     without_optimizer: bool = False
     config: dict[str, Any] = {}
     changes: list[Change] = []
+    phases: dict[str, Number] = {}
 
 
 class Decision(Record):

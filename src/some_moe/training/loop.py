@@ -28,6 +28,7 @@ from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupEr
 from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
 from some_moe.sinks.words import describe_evaluation
+from some_moe.system.phases import Phases
 from some_moe.system.processes import Interrupts
 from some_moe.training import checkpoint
 from some_moe.training.evaluate import Evaluation, evaluate
@@ -58,6 +59,7 @@ class Progress:
     stopped_early: bool = False
     epochs: list[dict[str, Any]] = field(default_factory=list)
     changes: list[dict[str, Any]] = field(default_factory=list)  # of settings on the way: step, field, before, after
+    phases: dict[str, float] = field(default_factory=dict)  # seconds of the run's earlier processes
 
 
 class Trainer:
@@ -73,10 +75,11 @@ class Trainer:
         model: SomeLM | None = None,  # one that was made already, of which a part learns
     ) -> None:
         self.config, self.folder, self.display, self.group = config, folder, display, group
+        self.phases = Phases()
         self.machine: Machine = choose_machine(config.train, group)
         group.refuse_uneven(config)
         group.join(self.machine.device, config)
-        with group.one_goes_first():
+        with self.phases("data"), group.one_goes_first():
             self.dataset: Dataset = prepare(
                 config.data, config.model.vocab_size, tokenizer, say=display.say, track=display.track
             )
@@ -98,10 +101,11 @@ class Trainer:
         longest, shares = int(self.dataset.train.lengths.max()), group.count_shares(config)
         refuse_too_large(config, self.machine.device, training=True, longest=longest, shares=shares)
         refuse_full_disk(config, folder.path, self.total_steps, there=len(folder.list_checkpoints()))
-        self.model = self.machine.make_model(config, group) if model is None else self.machine.adopt(model)
-        self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
+        with self.phases("model"):
+            self.model = self.machine.make_model(config, group) if model is None else self.machine.adopt(model)
+            self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
+            self.libraries = checkpoint.describe_libraries(self.model)
         self.optimizer = self.stepper.optimizer
-        self.libraries = checkpoint.describe_libraries(self.model)
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
@@ -137,11 +141,12 @@ class Trainer:
             self.best = checkpoint.copy_to_cpu(weights), checkpoint.copy_to_cpu(memory), state
 
     def write(self, kept: Kept) -> None:
-        if self.group.has_model:
-            checkpoint.save_checkpoint(self.folder.checkpoints, *kept, self.group)
-        if self.group.is_main:
-            self.prune()
-        self.group.barrier()  # a process that ended now would have the one that writes killed
+        with self.phases("checkpoints"):
+            if self.group.has_model:
+                checkpoint.save_checkpoint(self.folder.checkpoints, *kept, self.group)
+            if self.group.is_main:
+                self.prune()
+            self.group.barrier()  # a process that ended now would have the one that writes killed
 
     def write_best(self) -> None:
         """Bring what is kept in memory to the disk."""
@@ -158,7 +163,8 @@ class Trainer:
     def describe_state(self, whole: bool = True) -> dict[str, Any]:
         """What state.json says beside the hashes. whole: with the optimizer's memory."""
         about = {"libraries": self.libraries, "data_digest": self.dataset.digest, "config": self.config.flatten()}
-        return asdict(self.progress) | about | ({} if whole else {"without_optimizer": True})
+        progress = asdict(self.progress) | {"phases": self.phases.table(self.progress.phases)}
+        return progress | about | ({} if whole else {"without_optimizer": True})
 
     def verify_group(self) -> None:
         """Go on only if every process of a group holds the same."""
@@ -255,8 +261,11 @@ class Trainer:
         figures = torch.stack(pairs).tolist()
         self.pending_metrics.clear()
         compiled, self.stepper.compile_seconds = self.stepper.compile_seconds, 0.0
+        seconds = time.perf_counter() - self.clock - compiled
         progress.compile_seconds += compiled
-        progress.seconds += time.perf_counter() - self.clock - compiled
+        progress.seconds += seconds
+        self.phases.add("compiling", compiled)
+        self.phases.add("steps", seconds)
         for step, (loss, norm) in enumerate(figures, first):
             if not math.isfinite(loss) or not math.isfinite(norm):
                 self.write_best()
@@ -311,8 +320,7 @@ class Trainer:
 
     def measure(self, split: str) -> Evaluation:
         rows = getattr(self.dataset, split)
-        # Compiling the forward pass alone, for every length, would cost more than it saves here.
-        with torch.compiler.set_stance("force_eager"):
+        with self.phases("evaluation"), self.stepper.uncompiled():
             return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, group=self.group)
 
     def finish(self) -> dict[str, Any]:
@@ -332,6 +340,7 @@ class Trainer:
             "data_digest": self.dataset.digest,
             "epochs": progress.epochs,
             "changes": progress.changes,
+            "phases": self.phases.table(progress.phases),
         }
         if self.group.is_main:
             self.prune(finished=True)  # a process that died may have left one too many
@@ -353,7 +362,7 @@ class Trainer:
         if config.sample_tokens and self.group.has_model:
             tokenizer, prompt = self.dataset.tokenizer, config.sample_prompt
             seed = derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
-            with torch.compiler.set_stance("force_eager"), self.group.one_voice(self.model):
+            with self.phases("samples"), self.stepper.uncompiled(), self.group.one_voice(self.model):
                 text = prompt + "".join(stream_text(self.model, tokenizer, prompt, config.sample_tokens, seed=seed))
             self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
 

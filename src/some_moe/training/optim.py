@@ -1,6 +1,7 @@
 """The optimizer: AdamW, with decay on matrices alone or on everything, and clipping."""
 
 from functools import partial
+from inspect import unwrap
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,10 @@ from some_moe.config import TrainConfig
 class Optimizer(torch.optim.AdamW):
     """torch's AdamW, which clips by itself: one call, for a GPU can do both in one pass (fast/adamw.py)."""
 
+    # torch wraps these to keep its compiler out: the first call of one would load it, which takes seconds.
+    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
     clip = staticmethod(partial(nn.utils.clip_grad_norm_, foreach=True))  # of parts that lie elsewhere: `Sharding.clip`
 
     def parameters(self) -> list[nn.Parameter]:

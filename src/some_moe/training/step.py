@@ -5,6 +5,7 @@ waits for nothing and reads nothing back, so that a GPU can capture that very fu
 """
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -140,6 +141,11 @@ class Stepper:
     def compile_model(self) -> None:
         for block in self.model.blocks:
             block.compile(dynamic=None if self.config.data.batching == "bucketed" else False)
+
+    def uncompiled(self) -> AbstractContextManager[object]:
+        """Within, the model runs as it is written: compiling a pass alone, for every length, would cost more than it
+        saves. Nothing to do where it was never compiled: to ask the compiler would be to load it."""
+        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def __call__(self, batch: Batch, step: int) -> StepResult:
         """Learn from one step's rows, and let the keys move once."""

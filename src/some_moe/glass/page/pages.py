@@ -12,7 +12,7 @@ from some_moe.glass.page import blocks
 from some_moe.glass.page.blocks import Block, Notice, Number, Page, Record, Section, Table, Text
 from some_moe.glass.page.inside import Analysis, make_inside
 from some_moe.lab.card import format_value, matters
-from some_moe.layout import format_number, number_column, text_column
+from some_moe.layout import Column, format_number, number_column, text_column
 
 SHOWN_SAMPLES = 2
 TRAINABILITY = {"frozen": "random and frozen", "lora": "frozen, low-rank adapted", "full": "trained"}
@@ -22,6 +22,7 @@ ROUTERS = {
     "weights": "keys computed from the experts' own weights",
     "hash": "a hash of the token",
 }
+PHASES = (Column("Phase"), Column("Seconds", numeric=True), Column("Share", numeric=True))
 PADDED = (
     "This run averages its training loss over padding, as the published reports up to v4 did. The padded loss looks "
     "small because padding after padding is easy to foresee. Compare runs by the loss over real tokens."
@@ -227,6 +228,13 @@ def _show_provenance(run: RunRecord) -> list[Block]:
     shown: list[Block] = [
         blocks.Facts([(name, str(value)) for name, value in facts.items() if value not in ("", None)])
     ]
+    if phases := found.get("phases"):
+        total = sum(phases.values()) or 1.0
+        rows = [(name, f"{spent:,.1f}", f"{spent / total:.0%}") for name, spent in phases.items()]
+        shown += [
+            Text(f"Where the {total:,.0f} s from the command to the result went:"),
+            blocks.Table(PHASES, [*rows, ("in all", f"{total:,.1f}", "")]),
+        ]
     if env.get("command"):
         shown += [Text("The command that started it:"), blocks.Code(str(env["command"]))]
     return shown
