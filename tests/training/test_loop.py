@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import some_moe
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.registry.presets import smoke
 from some_moe.sinks.display import Display
+from some_moe.training import checkpoint
 from some_moe.training import loop as loop_module
 from some_moe.training.loop import TrainingStoppedError, resume, start, train
 from some_moe.training.run_folder import RunFolder, read_log
@@ -48,7 +50,7 @@ def assert_same_run(left: Path, right: Path) -> None:
     """Same losses, same bits of weights, keys and optimizer, same logs but for time."""
     results = [json.loads((path / "result.json").read_text()) for path in (left, right)]
     for result in results:
-        del result["seconds"], result["tokens_per_second"]
+        del result["seconds"], result["tokens_per_second"], result["phases"]
     assert results[0] == results[1]
     states = [final_state(path) for path in (left, right)]
     assert states[0].keys() == states[1].keys()
@@ -173,6 +175,53 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(whole: Path, tmp_path:
     folder = RunFolder(tmp_path / "run")
     train(resume(folder, Display(), folder.newest_checkpoint()))
     assert_same_run(whole, tmp_path / "run")
+
+
+def test_checkpoints_written_while_it_learns_are_those_of_a_run_that_waits(whole: Path, tmp_path: Path) -> None:
+    for name, at in (("run", 0), ("stopped", 7)):
+        trainer = start(make_config(), RunFolder(tmp_path / name), Display())
+        trainer.writer = ThreadPoolExecutor(1)  # as beside a GPU
+
+        class Press(Display):
+            def advance(self, step: int, at: int = at) -> None:
+                if step == at:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        trainer.display = Press()
+        if at:
+            with pytest.raises(TrainingStoppedError, match="interrupted at step 7, which is saved"):
+                train(trainer)
+            folder = RunFolder(tmp_path / name)
+            trainer = resume(folder, Display(), folder.newest_checkpoint())
+        train(trainer)
+        assert_same_run(whole, tmp_path / name)
+
+
+def test_a_checkpoint_that_cannot_be_written_meanwhile_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = start(make_config(), RunFolder(tmp_path / "run"), Display())
+    trainer.writer = ThreadPoolExecutor(1)
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
+    with pytest.raises(
+        TrainingStoppedError, match=r"cannot write to .* \(No space left on device\); no checkpoint"
+    ):
+        train(trainer)
+
+
+def test_a_run_tells_where_its_time_went(whole: Path, tmp_path: Path) -> None:
+    phases = json.loads((whole / "result.json").read_text())["phases"]
+    assert set(phases) >= {"start", "data", "model", "steps", "evaluation", "samples", "checkpoints", "other"}
+    assert all(seconds >= 0 for seconds in phases.values())
+    folder = RunFolder(tmp_path / "run")
+    trainer = start(make_config(), folder, Display())
+    train(trainer)
+    newest = json.loads((folder.newest_checkpoint() / "state.json").read_text())["phases"]
+    trainer = resume(folder, Display(), folder.newest_checkpoint())
+    assert trainer.progress.phases == newest
+    assert trainer.phases.table(newest)["steps"] == newest["steps"]  # none was made in this process yet
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from some_moe.data.batches import Batch
 from some_moe.fast.adamw import FusedAdamW
 from some_moe.fast.experts import fits_graph
 from some_moe.fast.model import FastLM
+from some_moe.fast.precompile import compiling_only
 from some_moe.fast.static_inputs import StaticInputs
 from some_moe.training.schedule import top_k_at
-from some_moe.training.step import StepInputs, Stepper, StepResult, prepare, train_step
+from some_moe.training.step import StepInputs, Stepper, StepResult, find_loss, prepare, train_step
 
 EAGER_STEPS = 3  # of each kind before it is captured: what is compiled or allocated on first use is there by then
 MAX_CAPTURES = 16
@@ -76,12 +77,23 @@ class GraphedStepper(Stepper):
         self.seen[kind] += 1
         if self.seen[kind] == 1:
             started = self.now()
+            if len(self.seen) == 1:
+                self.compile_kernels(batch, step)
             result = self.run_eager(batch, step)
             self.compile_seconds += self.now() - started
             return result
         if not self.captures_steps or self.seen[kind] <= EAGER_STEPS or not self.may_capture(kind):
             return self.run_eager(batch, step)
         return self.replay(kind, batch, step)
+
+    def compile_kernels(self, batch: Batch, step: int) -> None:
+        """Compile the kernels of a step side by side, by a pass that leaves nothing behind."""
+        if self.compiled:
+            return  # that pass would be compiled too
+        inputs = prepare(batch, self.config, step, self.total_steps, self.device, self.group)
+        with compiling_only():
+            find_loss(self.model, inputs.parts[0], inputs, self.config).loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad(set_to_none=True)
 
     def now(self) -> float:
         torch.cuda.synchronize(self.device)

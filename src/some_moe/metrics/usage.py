@@ -57,11 +57,15 @@ def gate_entropy_nats(gates: Tensor, mask: Tensor | None = None) -> float:
 
     Of their shares: a single expert's gate is less than 1, and leaves no choice all the same.
     """
-    gates = take_counted(gates, mask).double()
-    if gates.numel() == 0:
-        return 0.0
+    entropies = gate_entropies(take_counted(gates, mask))
+    return float(entropies.mean()) if entropies.numel() else 0.0
+
+
+def gate_entropies(gates: Tensor) -> Tensor:
+    """Entropy of each token's gates (…, K): (…), in nats and float64."""
+    gates = gates.double()
     shares = gates / gates.sum(-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).tiny)
-    return float(torch.special.entr(shares).sum(-1).mean())
+    return -torch.xlogy(shares, shares).sum(-1)
 
 
 def hash_counts(ids: Tensor, num_experts: int, top_k: int, mask: Tensor | None = None, seed: int = 0) -> Tensor:

@@ -1,16 +1,19 @@
 """How good a model is: nats per real token first, and what the published protocol would have printed beside it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from some_moe.config import RunConfig
 from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.hashing import make_salt
-from some_moe.metrics.usage import count_selections, gate_entropy_nats, summarize_usage
+from some_moe.metrics.usage import gate_entropies, summarize_usage
+from some_moe.model.routing import Routing
 from some_moe.model.transformer import ModelOutput, SomeLM, token_cross_entropy
 from some_moe.parallel.process_group import SINGLE, ProcessGroup
 from some_moe.training.step import describe_tokens
@@ -64,14 +67,20 @@ class Tally:
         real = batch.real
         self.nats += torch.stack(((nats * real).sum(), (nats * ~real).sum()))
         self.num += torch.stack((real.sum(), (~real).sum()))
-        self.num_bytes += self.token_bytes[batch.targets][real].sum()
-        for place, routing in enumerate(output.routings):
-            assert routing.experts is not None
-            assert routing.gates is not None
-            experts = self.config.model.num_experts
-            self.counts_real[place] += count_selections(routing.experts, experts, real)
-            self.counts_all[place] += count_selections(routing.experts, experts)
-            self.gate_entropy[place] += gate_entropy_nats(routing.gates, real) * int(real.sum())
+        self.num_bytes += (self.token_bytes[batch.targets] * real).sum()
+        if output.routings:
+            self.add_usage(output.routings, real)
+
+    def add_usage(self, routings: Sequence[Routing], real: Tensor) -> None:
+        """Count what was chosen, of all layers at once; nothing waits for a GPU."""
+        experts = torch.stack([routing.experts for routing in routings if routing.experts is not None])
+        layer = torch.arange(len(experts), device=experts.device)[:, None, None, None]
+        place = (experts + layer * self.config.model.num_experts).flatten()
+        chosen = real[None, :, :, None].expand_as(experts).flatten().long()
+        self.counts_real.view(-1).scatter_add_(0, place, chosen)
+        self.counts_all.view(-1).scatter_add_(0, place, torch.ones_like(place))
+        gates = torch.stack([routing.gates for routing in routings if routing.gates is not None])
+        self.gate_entropy += (gate_entropies(gates) * real).sum((-2, -1))
 
     def add_up(self, group: ProcessGroup) -> None:
         """Complete the sums by what the other processes have scored."""

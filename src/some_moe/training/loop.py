@@ -7,6 +7,7 @@ random choice follow from (seed, step). So a run that was killed and resumed end
 import math
 import time
 from collections.abc import Container
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,13 +106,16 @@ class Trainer:
             self.model = self.machine.make_model(config, group) if model is None else self.machine.adopt(model)
             self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
             self.libraries = checkpoint.describe_libraries(self.model)
-        self.optimizer = self.stepper.optimizer
+        self.optimizer, self.uncompiled = self.stepper.optimizer, self.stepper.uncompiled
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
         self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and group.is_main else None
         self.last_valid: Evaluation | None = None  # of the last step evaluated, which ends every run
         self.saved_step: int | None = None
+        alone = group.is_single and self.machine.device.type == "cuda"
+        self.writer = ThreadPoolExecutor(1) if alone else None  # of checkpoints
+        self.written: Future[None] | None = None
         self.best: Kept | None = None  # a checkpoint in memory, where only the best is to be written, at the end
         self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not group.is_single)
         self.interrupted = False  # in this process or another of the group
@@ -141,12 +145,28 @@ class Trainer:
             self.best = checkpoint.copy_to_cpu(weights), checkpoint.copy_to_cpu(memory), state
 
     def write(self, kept: Kept) -> None:
+        """Write a checkpoint; beside a GPU that goes on learning, while it does."""
         with self.phases("checkpoints"):
-            if self.group.has_model:
-                checkpoint.save_checkpoint(self.folder.checkpoints, *kept, self.group)
-            if self.group.is_main:
-                self.prune()
-            self.group.barrier()  # a process that ended now would have the one that writes killed
+            self.wait_for_writer()
+            if self.writer is None:
+                self.write_now(kept, self.progress.best_step)
+                return
+            weights, memory, state = kept
+            copies = checkpoint.copy_to_cpu(weights), checkpoint.copy_to_cpu(memory), state
+            self.written = self.writer.submit(self.write_now, copies, self.progress.best_step)
+
+    def write_now(self, kept: Kept, best_step: int | None) -> None:
+        if self.group.has_model:
+            checkpoint.save_checkpoint(self.folder.checkpoints, *kept, self.group)
+        if self.group.is_main:
+            self.prune(best_step)
+        self.group.barrier()  # a process that ended now would have the one that writes killed
+
+    def wait_for_writer(self) -> None:
+        """Until the last checkpoint is on the disk. What kept it from there is raised here."""
+        if self.written is not None:
+            written, self.written = self.written, None
+            written.result()
 
     def write_best(self) -> None:
         """Bring what is kept in memory to the disk."""
@@ -154,11 +174,11 @@ class Trainer:
             self.write(self.best)
             self.best = None
 
-    def prune(self, *, finished: bool = False) -> None:
+    def prune(self, best_step: int | None, *, finished: bool = False) -> None:
         """Remove the checkpoints that nobody needs any more."""
         config = self.config.train
         keep_last = config.keep_last if config.checkpoints != "best" else int(not finished)
-        checkpoint.prune_checkpoints(self.folder.checkpoints, keep_last, self.progress.best_step)
+        checkpoint.prune_checkpoints(self.folder.checkpoints, keep_last, best_step)
 
     def describe_state(self, whole: bool = True) -> dict[str, Any]:
         """What state.json says beside the hashes. whole: with the optimizer's memory."""
@@ -269,6 +289,7 @@ class Trainer:
         for step, (loss, norm) in enumerate(figures, first):
             if not math.isfinite(loss) or not math.isfinite(norm):
                 self.write_best()
+                self.wait_for_writer()
                 raise TrainingStoppedError(self.describe_divergence(loss, norm, step))
             progress.epoch_loss += loss
             progress.epoch_steps += 1
@@ -295,6 +316,7 @@ class Trainer:
             self.save()
         if self.interrupted:
             self.save(leaving=True)
+            self.wait_for_writer()
             again = f"continue with: {self.folder.resume_command}"
             raise TrainingStoppedError(f"interrupted at step {step}, which is saved; {again}", INTERRUPTED)
 
@@ -320,13 +342,14 @@ class Trainer:
 
     def measure(self, split: str) -> Evaluation:
         rows = getattr(self.dataset, split)
-        with self.phases("evaluation"), self.stepper.uncompiled():
+        with self.phases("evaluation"), self.uncompiled():
             return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, group=self.group)
 
     def finish(self) -> dict[str, Any]:
         """Report by test, on the checkpoint that valid chose, and write result.json."""
         progress = self.progress
         self.write_best()
+        self.wait_for_writer()
         valid, test_last = self.last_valid or self.measure("valid"), self.measure("test")
         test_best = test_last
         best = self.folder.checkpoints / f"step-{progress.best_step}"
@@ -343,7 +366,7 @@ class Trainer:
             "phases": self.phases.table(progress.phases),
         }
         if self.group.is_main:
-            self.prune(finished=True)  # a process that died may have left one too many
+            self.prune(progress.best_step, finished=True)  # a process that died may have left one too many
         self.folder.write_result(result)
         return result
 
@@ -362,7 +385,7 @@ class Trainer:
         if config.sample_tokens and self.group.has_model:
             tokenizer, prompt = self.dataset.tokenizer, config.sample_prompt
             seed = derive_key(config.seed, self.progress.step)[0] & 0x7FFFFFFF
-            with self.phases("samples"), self.stepper.uncompiled(), self.group.one_voice(self.model):
+            with self.phases("samples"), self.uncompiled(), self.group.one_voice(self.model):
                 text = prompt + "".join(stream_text(self.model, tokenizer, prompt, config.sample_tokens, seed=seed))
             self.folder.append("samples.jsonl", {"step": self.progress.step, "text": text})
 

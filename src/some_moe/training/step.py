@@ -16,7 +16,7 @@ from some_moe.data.batches import Batch
 from some_moe.hashing import derive_key
 from some_moe.model.routing import Routing
 from some_moe.model.tokens import TokenInfo
-from some_moe.model.transformer import SomeLM
+from some_moe.model.transformer import LossOutput, SomeLM
 from some_moe.parallel.process_group import SINGLE, ProcessGroup
 from some_moe.training.optim import Optimizer, set_rate
 from some_moe.training.schedule import rate_at, top_k_at
@@ -87,6 +87,18 @@ def describe_tokens(batch: Batch, config: RunConfig, salt: Tensor, *, sums: bool
     )
 
 
+def find_loss(model: SomeLM, part: Batch, inputs: StepInputs, config: RunConfig) -> LossOutput:
+    """The training loss of one micro-batch of a step, and its routings."""
+    return model.loss(
+        part.inputs,
+        part.targets,
+        describe_tokens(part, config, inputs.salt),
+        weights=part.real if config.data.loss_on == "text" else None,
+        denominator=inputs.denominator,
+        top_k=inputs.top_k,
+    )
+
+
 def train_step(
     model: SomeLM, optimizer: Optimizer, inputs: StepInputs, config: RunConfig, group: ProcessGroup = SINGLE
 ) -> StepResult:
@@ -95,14 +107,7 @@ def train_step(
     routings: tuple[Routing, ...] = ()
     optimizer.zero_grad(set_to_none=True)
     for part, share in zip(inputs.parts, inputs.shares, strict=True):
-        output = model.loss(
-            part.inputs,
-            part.targets,
-            describe_tokens(part, config, inputs.salt),
-            weights=part.real if config.data.loss_on == "text" else None,
-            denominator=inputs.denominator,
-            top_k=inputs.top_k,
-        )
+        output = find_loss(model, part, inputs, config)
         objective = output.loss
         if output.aux_loss is not None:
             objective = objective + output.aux_loss * share.to(output.aux_loss.dtype)
