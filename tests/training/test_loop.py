@@ -205,9 +205,7 @@ def test_a_checkpoint_that_cannot_be_written_meanwhile_is_said(tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
-    with pytest.raises(
-        TrainingStoppedError, match=r"cannot write to .* \(No space left on device\); no checkpoint"
-    ):
+    with pytest.raises(TrainingStoppedError, match=r"cannot write to .* \(No space left on device\); no checkpoint"):
         train(trainer)
 
 

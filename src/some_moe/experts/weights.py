@@ -17,7 +17,12 @@ class LoraWeights:
     down_out: Tensor  # (E, D, R)
 
     def to(self, dtype: torch.dtype) -> "LoraWeights":
-        return LoraWeights(**{name: stack.to(dtype) for name, stack in vars(self).items()})
+        return LoraWeights(  # name by name, as torch's compiler can follow it
+            up_in=self.up_in.to(dtype),
+            up_out=self.up_out.to(dtype),
+            down_in=self.down_in.to(dtype),
+            down_out=self.down_out.to(dtype),
+        )
 
     def unbind(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """One (up_in, up_out, down_in, down_out) per expert."""

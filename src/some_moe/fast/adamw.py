@@ -26,6 +26,14 @@ class FusedAdamW(Optimizer):
             self.tables.fill_captured()
 
     @torch.no_grad()
+    def compile_kernels(self) -> None:
+        """Launch the kernels where launches only compile: nothing is changed."""
+        states = list(self.list_states())
+        if adamw.can_run(states):
+            rate, tables = states[0].parameter.new_zeros(()), adamw.PointerTables(len(states))
+            adamw.clip_and_step(states, tables, rate, max_norm=1.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+
+    @torch.no_grad()
     def step_at_once(self, limit: float) -> Tensor | None:
         """`clip_and_step` by one pass over all parameters; None where it cannot be done."""
         states = list(self.list_states())

@@ -5,6 +5,7 @@ by Python. What is captured is the plain `training.step.train_step`, on static i
 """
 
 import time
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from some_moe.fast.experts import fits_graph
 from some_moe.fast.model import FastLM
 from some_moe.fast.precompile import compiling_only
 from some_moe.fast.static_inputs import StaticInputs
+from some_moe.model.tokens import TokenInfo
 from some_moe.training.schedule import top_k_at
 from some_moe.training.step import StepInputs, Stepper, StepResult, find_loss, prepare, train_step
 
@@ -87,12 +89,17 @@ class GraphedStepper(Stepper):
         return self.replay(kind, batch, step)
 
     def compile_kernels(self, batch: Batch, step: int) -> None:
-        """Compile the kernels of a step side by side, by a pass that leaves nothing behind."""
+        """Compile the kernels of steps and of generation side by side, by passes that leave nothing behind."""
         if self.compiled:
-            return  # that pass would be compiled too
+            return  # those passes would be compiled too
+        assert isinstance(self.optimizer, FusedAdamW)
         inputs = prepare(batch, self.config, step, self.total_steps, self.device, self.group)
-        with compiling_only():
+        # A first cuBLAS call in autograd's own thread warns that it makes itself at home there.
+        with compiling_only(), warnings.catch_warnings(action="ignore"):
             find_loss(self.model, inputs.parts[0], inputs, self.config).loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.compile_kernels()
+            with torch.no_grad():
+                self.model(inputs.parts[0].inputs[:1, :1], TokenInfo.of((1, 1), self.device, sums=False))
         self.optimizer.zero_grad(set_to_none=True)
 
     def now(self) -> float:

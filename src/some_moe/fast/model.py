@@ -112,11 +112,18 @@ class FastRouter(KeyRouter):
         wants_all = top_k == 1 or self.model.has_auxiliary_loss or self.state.keys.requires_grad
         return not wants_all and top_k <= 16 and query.dtype != torch.float64
 
-    def choose_topk(self, query: Tensor, centred: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """Experts and gates (B, T, K) of each query (B, T, D) as it came, and centred in float32."""
-        address, keys = self.addresses(centred)
+    def centre(self, query: Tensor) -> Tensor:
+        """The queries less their running mean, where that is asked for, in float32."""
+        raw, mean = at_least_float32(query), self.state.query_mean
+        return raw if mean is None else raw - mean.to(raw.dtype)
+
+    def choose_topk(self, query: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """Experts and gates (B, T, K) of each query (B, T, D)."""
         if self.model.score == "dot" and self.state.query_mean is None:
-            address = query  # before it was widened to float32: the same numbers in half the bytes
+            # As it came, not widened to float32: the same numbers in half the bytes.
+            address, keys = query, at_least_float32(self.state.routing_keys)
+        else:
+            address, keys = self.addresses(self.centre(query))
         settled = self.model.temperature if self.temperature is None else None  # a learned one must get its gradient
         experts, gates = topk_keys(address.flatten(0, 1), keys.contiguous(), self.state.bias, top_k, settled)
         if self.temperature is not None:
@@ -127,17 +134,14 @@ class FastRouter(KeyRouter):
     def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
         """As `KeyRouter.forward`."""
         with full_precision(query):
-            raw, mean = at_least_float32(query), self.state.query_mean
-            centred = raw if mean is None else raw - mean.to(raw.dtype)
             aux_loss = None
             if self.can_choose_topk(query, top_k):
-                experts, gates = self.choose_topk(query, centred, top_k)
+                experts, gates = self.choose_topk(query, top_k)
             else:
-                experts, gates, scores = self.choose(centred, top_k)
+                experts, gates, scores = self.choose(self.centre(query), top_k)
                 aux_loss = auxiliary_loss(self.model, scores, experts, info.counted)
-            sums = statistics.summarize(
-                experts, query, mean, info, self.layer_words, self.model.num_experts, self.gravity
-            )
+            mean, sizes = self.state.query_mean, (self.model.num_experts, self.gravity)
+            sums = statistics.summarize(experts, query, mean, info, self.layer_words, *sizes)
         return gates, self.record(experts, gates, query, sums, aux_loss)
 
 

@@ -58,6 +58,7 @@ def choose(n: int, num_experts: int, top_k: int) -> Tensor:
         (333, 48, 88, 5, 5), (1000, 384, 1024, 64, 4), (257, 512, 1536, 256, 8), (300, 72, 136, 9, 3),
         (1, 64, 64, 4, 2),
         (2000, 96, 256, 4, 2), (1000, 512, 1024, 16, 4), (5000, 40, 128, 3, 1),  # large tiles: ping-pong
+        (1600, 256, 512, 16, 2), (4000, 512, 1024, 64, 4),  # low ones
     ],
 )  # fmt: skip
 def test_bf16_equals_float64(kernel: str, n: int, d: int, f: int, num_experts: int, top_k: int) -> None:

@@ -94,7 +94,14 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("n", "d", "f", "num_experts", "top_k"),
-    [(333, 48, 88, 5, 5), (1000, 384, 1024, 64, 4), (300, 72, 136, 9, 3), (1, 64, 64, 4, 2), (5000, 128, 256, 6, 2)],
+    [
+        (333, 48, 88, 5, 5),
+        (1000, 384, 1024, 64, 4),
+        (300, 72, 136, 9, 3),
+        (1, 64, 64, 4, 2),
+        (5000, 128, 256, 6, 2),
+        (1600, 256, 512, 16, 2),
+    ],
 )
 def test_bf16_equals_float64(kind: str, n: int, d: int, f: int, num_experts: int, top_k: int) -> None:
     torch.manual_seed(n)

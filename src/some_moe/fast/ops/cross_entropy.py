@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from some_moe.fast.ops.column_sum import sum_rows
+from some_moe.fast.ops.opaque import opaque
 
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_VOCABULARY = 8192  # a program holds a row in registers, and a partial dbias for each of its columns
@@ -93,7 +94,7 @@ def cross_entropy_scale_kernel(grad_logits, dbias, grad_loss, size, vocabulary, 
             tl.store(dbias + offset, tl.load(dbias + offset, mask=mask) * scale, mask=mask)
 
 
-@torch.library.custom_op("some_moe::cross_entropy_and_grad", mutates_args=())
+@opaque("some_moe::cross_entropy_and_grad")
 def cross_entropy_and_grad(
     logits: Tensor, targets: Tensor, weights: Tensor | None, denominator: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from some_moe.fast.ops.opaque import opaque
+
 BLOCK = 256  # tokens at least that are ranked together, all pairs compared
 BLOCKS = 128  # beyond so many blocks they are longer, for each program of the sort reads all histograms
 MAX_BLOCK = 512  # so much: from 65,536 tokens on there are more blocks again
@@ -205,7 +207,7 @@ def sort_by_bucket(tokens: Tensor, num_buckets: int) -> tuple[Tensor, Tensor]:
     return starts, order
 
 
-@torch.library.custom_op("some_moe::embedding_gradient", mutates_args=())
+@opaque("some_moe::embedding_gradient")
 def embedding_gradient(grad: Tensor, tokens: Tensor, num_ids: int) -> Tensor:
     """Sums (V, D) float32 of the rows of grad (…, D) that belong to each id. tokens (…): ids from 0 to V − 1."""
     grad, tokens = grad.contiguous(), tokens.flatten().contiguous()  # flat views may have gaps

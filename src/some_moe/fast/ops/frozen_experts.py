@@ -19,6 +19,7 @@ from some_moe.experts.weights import ExpertWeights
 from some_moe.fast.ops import grouped_gemm
 from some_moe.fast.ops.dispatch_combine import combine_backward_kernel, combine_kernel, dispatch_kernel
 from some_moe.fast.ops.grouped_gemm import Tiles, cdiv, choose_plan, dgelu_dtype
+from some_moe.fast.ops.opaque import opaque
 from some_moe.fast.ops.permute import max_tiles, next_power_of_2, permute_slots
 
 MAX_BLOCK_M = 128  # rows
@@ -45,7 +46,7 @@ def run_forward(
     (N, K), and the M-tiles' experts and count."""
     num_tokens, top_k = experts.shape
     num_experts, f, d = up.shape
-    plan = choose_plan(x.dtype, num_tokens * top_k, num_experts)
+    plan = choose_plan(x.dtype, num_tokens * top_k, num_experts, (d, f))
     m = plan.m
     permutation = permute_slots(experts, num_experts, m)
     tiles = Tiles(m, permutation.tile_expert, permutation.num_tiles, x.device)
@@ -68,8 +69,8 @@ def run_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of x (N, D) and of the gates (N, K)."""
     num_tokens, top_k = gates.shape
-    num_experts, _, d = up.shape
-    plan = choose_plan(grad_y.dtype, num_tokens * top_k, num_experts)
+    num_experts, f, d = up.shape
+    plan = choose_plan(grad_y.dtype, num_tokens * top_k, num_experts, (d, f))
     m = plan.m
     tiles = Tiles(m, tile_expert, num_tiles, grad_y.device)
     sizes = grouped_gemm.gemm_sizes(up, y_rows.dtype)
@@ -121,12 +122,12 @@ def _(x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest: Any) -> tupl
     slots = experts.shape[0] * experts.shape[1]
     num_rows = max_rows(slots, num_experts)
     row = experts.new_empty(experts.shape, dtype=torch.int32)
-    most = max_tiles(slots, num_experts, choose_plan(x.dtype, slots, num_experts).m)
+    most = max_tiles(slots, num_experts, choose_plan(x.dtype, slots, num_experts, (d, f)).m)
     dgelu = x.new_empty(num_rows, f, dtype=dgelu_dtype(x.dtype, f))
     return torch.empty_like(x), dgelu, x.new_empty(num_rows, d), row, row.new_empty(most), row.new_empty(())
 
 
-@torch.library.custom_op("some_moe::frozen_experts_backward", mutates_args=())
+@opaque("some_moe::frozen_experts_backward")
 def frozen_experts_backward(
     grad_y: Tensor, gates: Tensor, dgelu: Tensor, y_rows: Tensor, row: Tensor, tile_expert: Tensor, num_tiles: Tensor,
     up: Tensor, down: Tensor,

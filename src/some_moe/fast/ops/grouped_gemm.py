@@ -7,7 +7,7 @@ Shapes: P rows in M-tiles of m rows of one expert, D model width, F hidden width
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -58,6 +58,13 @@ _SMALL = Plan(
     down_backward=BlockConfig(128, 64, 8, 3, registers=128),
     up_backward=BlockConfig(256, 64, 8, 3),
 )
+_LOW = Plan(
+    m=64,
+    up=BlockConfig(256, 64, 8, 3),
+    down=BlockConfig(256, 64, 8, 3),
+    down_backward=BlockConfig(256, 64, 8, 3),
+    up_backward=BlockConfig(256, 64, 8, 3),
+)
 _TINY = Plan(
     m=64,
     up=BlockConfig(128, 64, 4, 3, programs=2),
@@ -74,12 +81,17 @@ _FLOAT32 = Plan(
 )
 
 
-def choose_plan(dtype: torch.dtype, num_slots: int, num_experts: int) -> Plan:
-    """By rows an expert: with few of them padding and the loads of weights cost more."""
+def choose_plan(dtype: torch.dtype, num_slots: int, num_experts: int, widths: Sequence[int] = (1,)) -> Plan:
+    """By rows an expert: with few of them padding and the loads of weights cost more. widths: of the experts, D and F;
+    low tiles are wide."""
     if dtype == torch.float32:
         return _FLOAT32
     rows = num_slots // num_experts
-    return _LARGE if rows >= 512 else _SMALL if rows >= 96 else _TINY
+    if rows >= 512:
+        return _LARGE
+    if rows < 96:
+        return _TINY
+    return _LOW if all(width % _LOW.up.n == 0 for width in widths) else _SMALL
 
 
 @lru_cache(maxsize=256)
@@ -169,11 +181,11 @@ def gemm_up_gelu(
 ) -> None:  # fmt: skip
     """hidden and dgelu of x_rows; dgelu in a layout that only `gemm_down_dgelu` knows."""
     d, f = sizes["D"], sizes["F"]
-    m, n, k = pingpong.BLOCK_M, pingpong.BLOCK_N, pingpong.BLOCK_K
-    if pingpong.can_pingpong(x_rows, plan.m, f):
+    m, n, k = plan.m, plan.up.n, pingpong.BLOCK_K
+    if pingpong.can_pingpong(x_rows, m, f, n):
         a, b = pingpong.make_descriptor(x_rows, m, k), _stack_descriptor(up, n, k, pingpong.make_descriptor)
         arguments = a, b, up_bias, pingpong.make_descriptor(hidden, m, n // 2), dgelu, tiles.expert, tiles.num_tiles
-        pingpong.launch(pingpong.up_gelu_kernel, _num_programs(tiles, f, n), *arguments, D=d, F=f)
+        pingpong.launch(pingpong.up_gelu_kernel, _num_programs(tiles, f, n), m, *arguments, D=d, F=f)
         return
     config = fit(plan.up, f)
     a, b = _make_descriptor(x_rows, plan.m, config.k), _stack_descriptor(up, config.n, config.k)
@@ -188,11 +200,11 @@ def gemm_down_dgelu(
     """grad_pre of grad_y_rows. dbias (tiles, F): a buffer for the column sums of each M-tile; returns whether it was
     filled."""
     d, f = sizes["D"], sizes["F"]
-    m, n, k = pingpong.BLOCK_M, pingpong.BLOCK_N, pingpong.BLOCK_K
-    if pingpong.can_pingpong(grad_y_rows, plan.m, f):
+    m, n, k = plan.m, plan.down_backward.n, pingpong.BLOCK_K
+    if pingpong.can_pingpong(grad_y_rows, m, f, n):
         a, b = pingpong.make_descriptor(grad_y_rows, m, k), _stack_descriptor(down, k, n, pingpong.make_descriptor)
         arguments = a, b, dgelu, pingpong.make_descriptor(grad_pre, m, n // 2), dbias, tiles.expert, tiles.num_tiles
-        pingpong.launch(pingpong.down_dgelu_kernel, _num_programs(tiles, f, n), *arguments, D=d, F=f)
+        pingpong.launch(pingpong.down_dgelu_kernel, _num_programs(tiles, f, n), m, *arguments, D=d, F=f)
         return dbias is not None
     config = fit(plan.down_backward, f)
     a, b = _make_descriptor(grad_y_rows, plan.m, config.k), _stack_descriptor(down, config.k, config.n)
@@ -208,12 +220,12 @@ def gemm_rows(
     """out = rows @ each M-tile's matrix of the stack (or its transpose) + bias."""
     width, precision = out.shape[1], sizes["PRECISION"]
     sizes = {"K": rows.shape[1], "N": width, "B_ROWS": stack.shape[-2], "TRANSPOSED": transposed}
-    if config.n == pingpong.BLOCK_N and pingpong.can_pingpong(rows, tiles.m, width):
-        m, n, k = pingpong.BLOCK_M, pingpong.BLOCK_N, pingpong.BLOCK_K
+    m, n, k = tiles.m, config.n, pingpong.BLOCK_K
+    if pingpong.can_pingpong(rows, m, width, n):
         b = _stack_descriptor(stack, *((n, k) if transposed else (k, n)), pingpong.make_descriptor)
         arguments = pingpong.make_descriptor(rows, m, k), b, bias, pingpong.make_descriptor(out, m, n // 2)
         programs = _num_programs(tiles, width, n)
-        pingpong.launch(pingpong.grouped_gemm_kernel, programs, *arguments, tiles.expert, tiles.num_tiles, **sizes)
+        pingpong.launch(pingpong.grouped_gemm_kernel, programs, m, *arguments, tiles.expert, tiles.num_tiles, **sizes)
         return
     config = fit(config, width)
     b = _stack_descriptor(stack, *((config.n, config.k) if transposed else (config.k, config.n)))

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from some_moe.fast.ops.column_sum import sum_rows
+from some_moe.fast.ops.opaque import opaque
 
 PROGRAMS = 528  # of the backward kernel at most: each has partial sums of the gradients of weight and bias
 STAGES = 3  # of its software pipeline: with three, the next rows are in flight while these are worked on
@@ -182,7 +183,7 @@ def _run_layer_norm(
     return residual, y, mean, rstd
 
 
-@torch.library.custom_op("some_moe::layer_norm", mutates_args=())
+@opaque("some_moe::layer_norm")
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm of x (…, D), in its dtype; and each row's mean and rstd."""
     _, y, mean, rstd = _run_layer_norm(x, None, weight, bias, eps)
@@ -195,7 +196,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tens
     return torch.empty_like(x, memory_format=torch.contiguous_format), mean, torch.empty_like(mean)
 
 
-@torch.library.custom_op("some_moe::add_layer_norm", mutates_args=())
+@opaque("some_moe::add_layer_norm")
 def add_layer_norm(
     x: Tensor, x2: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -218,7 +219,7 @@ def _(
     return residual, torch.empty_like(residual), mean, torch.empty_like(mean)
 
 
-@torch.library.custom_op("some_moe::layer_norm_backward", mutates_args=())
+@opaque("some_moe::layer_norm_backward")
 def layer_norm_backward(
     grad_residual: Tensor, grad_y: Tensor, grad_y2: Tensor | None, residual: Tensor, mean: Tensor, rstd: Tensor,
     weight: Tensor, with_dbias: bool,

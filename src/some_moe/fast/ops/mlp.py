@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from some_moe.fast.ops import grouped_gemm
-from some_moe.fast.ops.column_sum import sum_rows
+from some_moe.fast.ops.column_sum import sum_columns, sum_rows
+from some_moe.fast.ops.opaque import opaque
 
 MIN_ROWS = 1024  # eight M-tiles: fewer would leave most SMs idle with any GEMM
 
@@ -27,7 +28,7 @@ def _tiles(x: Tensor) -> tuple[grouped_gemm.Tiles, grouped_gemm.Plan]:
     return grouped_gemm.Tiles(plan.m, None, grouped_gemm.cdiv(len(x), plan.m), x.device), plan
 
 
-@torch.library.custom_op("some_moe::gemm_gelu", mutates_args=())
+@opaque("some_moe::gemm_gelu")
 def gemm_gelu(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """GELU (N, F) of x (N, D) @ upᵀ + bias, in bf16, and gelu′ (P, F) in uint8."""
     tiles, plan = _tiles(x)
@@ -46,7 +47,7 @@ def _(x: Tensor, up: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: AR
     return x.new_empty(x.shape[0], up.shape[0]), x.new_empty(rows, up.shape[0], dtype=torch.uint8)
 
 
-@torch.library.custom_op("some_moe::gemm_dgelu", mutates_args=())
+@opaque("some_moe::gemm_dgelu")
 def gemm_dgelu(grad: Tensor, down: Tensor, dgelu: Tensor) -> tuple[Tensor, Tensor]:
     """grad_pre (N, F) = (grad (N, D) @ down (D, F)) · gelu′: the gradient of the pre-activations; and dbias (F,), its
     column sums, in float32."""
@@ -85,5 +86,5 @@ class GeluMlp(torch.autograd.Function):
         x, hidden, dgelu, up, down = ctx.saved_tensors
         grad = grads[0]
         grad_pre, dbias = gemm_dgelu(grad, down, dgelu)
-        up_dbias, down_dbias = dbias.to(ctx.dtypes[0]), grad.sum(0, dtype=torch.float32).to(ctx.dtypes[1])
+        up_dbias, down_dbias = dbias.to(ctx.dtypes[0]), sum_columns(grad).to(ctx.dtypes[1])
         return grad_pre @ up, grad_pre.T @ x, None, grad.T @ hidden, None, up_dbias, down_dbias

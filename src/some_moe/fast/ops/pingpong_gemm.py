@@ -26,7 +26,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from some_moe.fast.ops import gelu_f16x2, tma_gemm
 
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 64  # what leaves shared memory for six stages
-STAGES, REGISTERS = 6, 232
+REGISTERS = 232
+# By BLOCK_M: BLOCK_N and stages. An output tile has as many elements either way; experts with few rows have less
+# padding in low tiles.
+SHAPES = {128: (128, 6), 64: (256, 4)}
 PRODUCER_REGISTERS = gl.constexpr(40)  # what the producer warp needs; the consumers share the rest
 split_columns = gluon.jit(tma_gemm.split_columns.fn)
 dequantize_dgelu = gluon.jit(tma_gemm.dequantize_dgelu.fn)
@@ -334,9 +337,11 @@ def grouped_gemm_kernel(
     ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
-def can_pingpong(x: Tensor, block_m: int, width: int) -> bool:
-    """Whether these kernels fit: bf16 on Hopper, M-tiles of this size, and an output of whole N-blocks."""
-    fits = block_m == BLOCK_M and width % BLOCK_N == 0
+def can_pingpong(x: Tensor, block_m: int, width: int, block_n: int | None = None) -> bool:
+    """Whether these kernels fit: bf16 on Hopper, M-tiles of this size, and an output of whole N-blocks; block_n: what
+    the plan asks for."""
+    n = SHAPES.get(block_m, (0, 0))[0]
+    fits = n > 0 and width % n == 0 and block_n in (n, None)
     return fits and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] == 9
 
 
@@ -347,7 +352,8 @@ def make_descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
 
 
-def launch(kernel: Any, programs: int, *arguments: Any, **sizes: Any) -> None:
+def launch(kernel: Any, programs: int, block_m: int, *arguments: Any, **sizes: Any) -> None:
     """Launch one of the kernels: one persistent program an SM."""
-    sizes = {"BM": BLOCK_M, "BN": BLOCK_N, "BK": BLOCK_K, "STAGES": STAGES, "REGISTERS": REGISTERS} | sizes
+    n, stages = SHAPES[block_m]
+    sizes |= {"BM": block_m, "BN": n, "BK": BLOCK_K, "STAGES": stages, "REGISTERS": REGISTERS}
     kernel[(programs,)](*arguments, **sizes, num_warps=4)

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from some_moe.fast.ops.column_sum import sum_rows
+from some_moe.fast.ops.opaque import opaque
 
 PROGRAMS = 1056  # of the backward kernel at most: each has partial sums of its own tokens
 
@@ -112,7 +113,7 @@ def list_angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, int]:
     return cos, sin, 0 if len(cos) == 1 else cos.stride(0)
 
 
-@torch.library.custom_op("some_moe::rotate_qk", mutates_args=())
+@opaque("some_moe::rotate_qk")
 def rotate_qk(qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
     """qkv (B, T, 3·D), cos and sin (B or 1, 1, T, W/2) → q, k (B, H, T, W), stored as (B, T, H, W)."""
     batch, time, wide = qkv.shape
@@ -135,7 +136,7 @@ def _(qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Tensor, Te
     return qkv.new_empty(shape).transpose(1, 2), qkv.new_empty(shape).transpose(1, 2)
 
 
-@torch.library.custom_op("some_moe::rotate_qkv_backward", mutates_args=())
+@opaque("some_moe::rotate_qkv_backward")
 def rotate_qkv_backward(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of qkv (B, T, 3·D) from those of q, k, v (B, H, T, W); and dbias (3·D), its column sums, float32."""
     batch, heads, time, width = q.shape

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from some_moe.fast.ops.opaque import opaque
+
 MAX_EXPERTS = 64  # one program holds the sums of all experts, (512, 64) at most, in its registers
 MAX_WIDTH = 512
 PROGRAMS = 132  # at most, over all layers: about one an SM, and each leaves a row of E · D partial sums
@@ -264,7 +266,7 @@ def sum_in_one_pass(
 Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("some_moe::sum_by_expert", mutates_args=())
+@opaque("some_moe::sum_by_expert")
 def sum_by_expert(experts: Tensor, counted: Tensor, query: Tensor, num_experts: int) -> Sums:
     """Sums over the counted ones of N tokens with bf16 queries (N, D).
 
@@ -314,7 +316,7 @@ def _(experts: Tensor, counted: Tensor, query: Tensor, num_experts: int) -> Sums
 LayerSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("some_moe::sum_layers", mutates_args=())
+@opaque("some_moe::sum_layers")
 def sum_layers(
     experts: list[Tensor], counted: Tensor, queries: list[Tensor], index: Tensor, order: Tensor, num_experts: int
 ) -> LayerSums:

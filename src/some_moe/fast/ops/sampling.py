@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from some_moe.fast.ops.opaque import opaque
+
 MOST = 64  # tokens asked for at most: more would not fit in registers beside a block
 BLOCKS = (1024, 2048, 4096)
 LAST = tl.constexpr(torch.iinfo(torch.int64).max)
@@ -108,7 +110,7 @@ def smallest(order: Tensor, size: int) -> tuple[Tensor, Tensor]:
         values, places = best, best_places
 
 
-@torch.library.custom_op("some_moe::first_samples", mutates_args=())
+@opaque("some_moe::first_samples")
 def first_samples(
     salt: Tensor, layers: Tensor, rows: Tensor, counted: Tensor, limit: int, size: int
 ) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from some_moe.fast.ops.opaque import opaque
+
 PROGRAMS = 2112  # of the backward kernel at most, of one warp each where rows are short
 
 
@@ -146,9 +148,8 @@ def topk_keys_backward_kernel(
         tl.store(grad_query + row[:, None] * D + column[None, :], acc.to(grad_query.dtype.element_ty), mask=mask)
 
 
-@torch.library.custom_op("some_moe::topk_keys", mutates_args=())
-def topk_keys(
-    query: Tensor, keys: Tensor, bias: Tensor, top_k: int, temperature: float | None = None
+def run_forward(
+    query: Tensor, keys: Tensor, bias: Tensor, top_k: int, temperature: float | None
 ) -> tuple[Tensor, Tensor]:
     """The top_k experts of each query (N, D) and their scores: (N, K) int64 and (N, K) float32.
 
@@ -189,19 +190,7 @@ def split_bf16(keys: Tensor) -> Tensor:
     return parts
 
 
-@topk_keys.register_fake
-def _(
-    query: Tensor,
-    keys: Tensor,  # noqa: ARG001
-    bias: Tensor,  # noqa: ARG001
-    top_k: int,
-    temperature: float | None = None,  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:
-    shape = (query.shape[0], top_k)
-    return query.new_empty(shape, dtype=torch.int64), query.new_empty(shape, dtype=torch.float32)
-
-
-@torch.library.custom_op("some_moe::topk_keys_backward", mutates_args=())
+@opaque("some_moe::topk_keys_backward")
 def topk_keys_backward(
     grads: Tensor, experts: Tensor, gates: Tensor, keys: Tensor, like: Tensor, temperature: float | None
 ) -> Tensor:
@@ -224,6 +213,34 @@ def _(grads: Tensor, experts: Tensor, gates: Tensor, keys: Tensor, like: Tensor,
     return like.new_empty(experts.shape[0], keys.shape[1])
 
 
+class TopkKeys(torch.autograd.Function):
+    """`run_forward` with the gradient of the queries."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # the experts have none, and zeros would have to be written
+        found = run_forward(query, keys, *rest)
+        _save(ctx, (query, keys, *rest), found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (None,) * 5 if grads[1] is None else _backward(ctx, *grads)
+
+
+@torch.library.custom_op("some_moe::topk_keys", mutates_args=())
+def topk_keys_op(
+    query: Tensor, keys: Tensor, bias: Tensor, top_k: int, temperature: float | None
+) -> tuple[Tensor, Tensor]:
+    return run_forward(query, keys, bias, top_k, temperature)
+
+
+@topk_keys_op.register_fake
+def _(query: Tensor, keys: Tensor, bias: Tensor, top_k: int, temperature: float | None) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    shape = (query.shape[0], top_k)
+    return query.new_empty(shape, dtype=torch.int64), query.new_empty(shape, dtype=torch.float32)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, keys, _, _, temperature = inputs
     experts, gates = output
@@ -236,4 +253,14 @@ def _backward(ctx: Any, _: Tensor, grads: Tensor) -> tuple[Tensor | None, ...]:
     return topk_keys_backward(grads.contiguous(), *ctx.saved_tensors, ctx.temperature), None, None, None, None
 
 
-topk_keys.register_autograd(_backward, setup_context=_save)
+topk_keys_op.register_autograd(_backward, setup_context=_save)
+
+
+def topk_keys(
+    query: Tensor, keys: Tensor, bias: Tensor, top_k: int, temperature: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `run_forward`, with a gradient: in compiled code as one op, else without a custom op's dispatch."""
+    if torch.compiler.is_compiling():
+        found: tuple[Tensor, Tensor] = topk_keys_op(query, keys, bias, top_k, temperature)
+        return found
+    return TopkKeys.apply(query, keys, bias, top_k, temperature)

@@ -23,6 +23,7 @@ from some_moe.fast.ops import grouped_gemm
 from some_moe.fast.ops.dispatch_combine import combine_backward_kernel, combine_kernel, dispatch_kernel
 from some_moe.fast.ops.frozen_experts import launch_per_token, max_rows
 from some_moe.fast.ops.grouped_gemm import Tiles, choose_plan, dgelu_dtype
+from some_moe.fast.ops.opaque import opaque
 from some_moe.fast.ops.permute import max_tiles, permute_slots
 from some_moe.fast.ops.swiglu import swiglu, swiglu_backward
 from some_moe.fast.ops.weight_gradient import bias_gradient, sum_tiles, weight_gradient, zero_padding
@@ -42,7 +43,7 @@ def run_forward(
     num_tokens, top_k = experts.shape
     num_experts, d, f = down.shape
     gated = up.shape[1] == 2 * f
-    plan = choose_plan(x.dtype, num_tokens * top_k, num_experts)
+    plan = choose_plan(x.dtype, num_tokens * top_k, num_experts, (d, f))
     permutation = permute_slots(experts, num_experts, plan.m)
     tiles = Tiles(plan.m, permutation.tile_expert, permutation.num_tiles, x.device)
     num_rows = max_rows(num_tokens * top_k, num_experts)
@@ -74,7 +75,7 @@ def run_backward(
     num_tokens, top_k = gates.shape
     num_experts, d, f = down.shape
     gated = up.shape[1] == 2 * f
-    plan = choose_plan(grad_y.dtype, num_tokens * top_k, num_experts)
+    plan = choose_plan(grad_y.dtype, num_tokens * top_k, num_experts, (d, f))
     tiles = Tiles(plan.m, tile_expert, num_tiles, grad_y.device)
     sizes = grouped_gemm.gemm_sizes(up, y_rows.dtype)
     tokens: dict[str, int] = {"num_tokens": num_tokens, "top_k": top_k, "d": d}
@@ -166,7 +167,7 @@ def _(trained: str, x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest
     slots = experts.shape[0] * experts.shape[1]
     num_rows = max_rows(slots, num_experts)
     row = experts.new_empty(experts.shape, dtype=torch.int32)
-    most = max_tiles(slots, num_experts, choose_plan(x.dtype, slots, num_experts).m)
+    most = max_tiles(slots, num_experts, choose_plan(x.dtype, slots, num_experts, (d, f)).m)
     gated = up.shape[1] == 2 * f
     kept = x.new_empty(num_rows, 2 * f if gated else f, dtype=x.dtype if gated else dgelu_dtype(x.dtype, f))
     hidden = x.new_empty(0 if gated else num_rows, f)
@@ -176,7 +177,7 @@ def _(trained: str, x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest
     return torch.empty_like(x), *rows, *table, *casts
 
 
-@torch.library.custom_op("some_moe::trained_experts_backward", mutates_args=())
+@opaque("some_moe::trained_experts_backward")
 def trained_experts_backward(
     grad_y: Tensor, gates: Tensor, saved: list[Tensor], up: Tensor, down: Tensor, trained: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

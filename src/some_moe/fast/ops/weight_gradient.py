@@ -130,7 +130,7 @@ def weight_gradient(a: Tensor, b: Tensor, spans: Tensor, dtype: torch.dtype) -> 
         tiles = m // block_m, n // block_n
         programs = min(num_experts * tiles[0] * tiles[1], num_sms(a.device))
         sizes = {"E": num_experts, "NUM_M": tiles[0], "NUM_N": tiles[1]}
-        pingpong.launch(pingpong_kernel, programs, *descriptors, spans, **sizes)
+        pingpong.launch(pingpong_kernel, programs, block_m, *descriptors, spans, **sizes)
         return out
     wide = a.dtype == torch.float32
     block = 32 if wide else 64
@@ -197,9 +197,8 @@ def sum_tiles(rows: Tensor, tiles: Tiles) -> Tensor:
     """The column sums (tiles, W) of each M-tile of rows (P, W), whose padding is zeros."""
     width = rows.shape[1]
     partial = rows.new_empty(tiles.max_tiles, width, dtype=torch.float32)
-    block = min(32, tiles.m)
     tile_sums_kernel[(tiles.max_tiles, cdiv(width, 128))](
-        rows, partial, tiles.num_tiles, W=width, M=tiles.m, BM=block, BW=128
+        rows, partial, tiles.num_tiles, W=width, M=tiles.m, BM=min(64, tiles.m), BW=128, num_warps=8
     )
     return partial
 
