@@ -39,7 +39,7 @@ class Decoder:
 
     def step(self) -> None:
         """Read the last token and choose the next."""
-        fresh = self.token[:, None]
+        fresh = self.token.clamp(min=0)[:, None]  # −1 is told when it is read, a step later
         with self.model.holding(self.casts):
             logits = self.model(fresh, self.info, cache=self.cache).logits[:, -1]
         chosen = self.choose(logits, fresh)

@@ -312,10 +312,21 @@ class FastLM(SomeLM):
         """As `SomeLM.loss`."""
         with self.computing():
             x, routings, head = self.read(tokens, info, top_k, None)
-            loss = self.score(x, head, targets, weights, denominator)
+            loss = self.find_loss(x, head, targets, weights, denominator)
         return LossOutput(loss=loss, aux_loss=sum_aux_losses(routings), routings=routings)
 
-    def score(self, x: Tensor, head: Cast, targets: Tensor, weights: Tensor | None, denominator: Tensor) -> Tensor:
+    @torch.no_grad()
+    def score(self, tokens: Tensor, targets: Tensor, info: TokenInfo) -> tuple[Tensor, tuple[Routing, ...]]:
+        """As `SomeLM.score`; the kernel that makes the training loss tells those of single tokens too."""
+        if self.dtype != torch.bfloat16 or not cross_entropy.can_run(self.model.vocab_size):
+            return super().score(tokens, targets, info)
+        with self.computing():
+            x, routings, head = self.read(tokens, info, None, None)
+            logits = F.linear(x, *head).flatten(0, 1)
+        one = torch.ones((), device=logits.device)
+        return cross_entropy.find_loss(logits, targets.flatten(), None, one)[1].view_as(targets), routings
+
+    def find_loss(self, x: Tensor, head: Cast, targets: Tensor, weights: Tensor | None, denominator: Tensor) -> Tensor:
         """The loss () of x (B, T, D). For bf16 logits of a small vocabulary one kernel makes it and their gradient."""
         fused = torch.is_grad_enabled() and cross_entropy.can_run(self.model.vocab_size)
         if fused and product_dtype(x) == torch.bfloat16:
@@ -327,7 +338,7 @@ class FastLM(SomeLM):
     def cross_entropy(
         self, x: Tensor, head: Cast, targets: Tensor, weights: Tensor | None, denominator: Tensor
     ) -> Tensor:
-        """`score` by torch's own; compiled, so that float32 logits are never stored."""
+        """`find_loss` by torch's own; compiled, so that float32 logits are never stored."""
         losses = token_cross_entropy(linear(x, self.head, head), targets)
         return (losses if weights is None else losses * weights).sum() / denominator
 

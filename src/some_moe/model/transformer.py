@@ -244,6 +244,11 @@ class SomeLM(nn.Module):
         weighed = losses if weights is None else losses * weights
         return LossOutput(loss=weighed.sum() / denominator, aux_loss=output.aux_loss, routings=output.routings)
 
+    def score(self, tokens: Tensor, targets: Tensor, info: TokenInfo) -> tuple[Tensor, tuple[Routing, ...]]:
+        """Nats (B, T) of each target (B, T), and the routings."""
+        output: ModelOutput = self(tokens, info)
+        return token_cross_entropy(output.logits, targets), output.routings
+
     def gravity_step(self, routings: Sequence[Routing], step: int, total_steps: int | None = None) -> None:
         """Move every layer's keys by the step's routing: the one write that is not a gradient step."""
         for layer, routing in zip(self.layers, routings, strict=True):

@@ -44,8 +44,18 @@ def name_memory(model: SomeLM, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return {f"{names[parameter]}/{part}": value for parameter, parts in memory for part, value in parts.items()}
 
 
-def copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+def copy_to_cpu(tensors: dict[str, Tensor], places: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Copies on the host. places: tensors that are filled by them, and of which missing ones are made, page-locked, to
+    which a GPU copies several times as fast."""
+    if places is None:
+        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        if name not in places:
+            places[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
+        places[name].copy_(tensor, non_blocking=True)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return {name: places[name] for name in tensors}
 
 
 def save_checkpoint(

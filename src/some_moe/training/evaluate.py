@@ -14,7 +14,7 @@ from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.hashing import make_salt
 from some_moe.metrics.usage import gate_entropies, summarize_usage
 from some_moe.model.routing import Routing
-from some_moe.model.transformer import ModelOutput, SomeLM, token_cross_entropy
+from some_moe.model.transformer import ModelOutput, SomeLM
 from some_moe.parallel.process_group import SINGLE, ProcessGroup
 from some_moe.training.step import describe_tokens
 
@@ -62,14 +62,14 @@ class Tally:
         self.counts_all = torch.zeros(shape, dtype=torch.int64, device=device)
         self.gate_entropy = torch.zeros(len(model.layers), dtype=torch.float64, device=device)
 
-    def add(self, batch: Batch, output: ModelOutput) -> None:
-        nats = token_cross_entropy(output.logits, batch.targets).double()
-        real = batch.real
+    def add(self, batch: Batch, nats: Tensor, routings: Sequence[Routing]) -> None:
+        """Nats (B, T) of the batch's targets, and what was chosen for its tokens."""
+        nats, real = nats.double(), batch.real
         self.nats += torch.stack(((nats * real).sum(), (nats * ~real).sum()))
         self.num += torch.stack((real.sum(), (~real).sum()))
         self.num_bytes += (self.token_bytes[batch.targets] * real).sum()
-        if output.routings:
-            self.add_usage(output.routings, real)
+        if routings:
+            self.add_usage(routings, real)
 
     def add_usage(self, routings: Sequence[Routing], real: Tensor) -> None:
         """Count what was chosen, of all layers at once; nothing waits for a GPU."""
@@ -145,11 +145,12 @@ def evaluate(
     batches = evaluation_batches(rows, config, in_order=adapt)
     for step, batch, counts in group.take_turns(batches.epoch(0, shuffle=False)):
         batch = batch.to(device)
-        output = forward(model, batch, config, step, sums=adapt)
+        salt = make_salt(model.seed, step, device)
+        nats, routings = model.score(batch.inputs, batch.targets, describe_tokens(batch, config, salt, sums=adapt))
         if counts:
-            tally.add(batch, output)
+            tally.add(batch, nats, routings)
         if adapt:
             # A pull that changes during a run has its last strength: the run is over.
-            model.gravity_step(output.routings, step + 1, total_steps=1)
+            model.gravity_step(routings, step + 1, total_steps=1)
     tally.add_up(group)
     return tally.result()

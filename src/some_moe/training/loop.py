@@ -116,6 +116,7 @@ class Trainer:
         alone = group.is_single and self.machine.device.type == "cuda"
         self.writer = ThreadPoolExecutor(1) if alone else None  # of checkpoints
         self.written: Future[None] | None = None
+        self.staging: dict[str, Tensor] = {}  # where a checkpoint waits to be written
         self.best: Kept | None = None  # a checkpoint in memory, where only the best is to be written, at the end
         self.interrupts = Interrupts(lambda text: self.display.say(text), launched=not group.is_single)
         self.interrupted = False  # in this process or another of the group
@@ -152,8 +153,8 @@ class Trainer:
                 self.write_now(kept, self.progress.best_step)
                 return
             weights, memory, state = kept
-            copies = checkpoint.copy_to_cpu(weights), checkpoint.copy_to_cpu(memory), state
-            self.written = self.writer.submit(self.write_now, copies, self.progress.best_step)
+            weights, memory = (checkpoint.copy_to_cpu(tensors, self.staging) for tensors in (weights, memory))
+            self.written = self.writer.submit(self.write_now, (weights, memory, state), self.progress.best_step)
 
     def write_now(self, kept: Kept, best_step: int | None) -> None:
         if self.group.has_model:

@@ -19,7 +19,6 @@ from some_moe.experts.weights import ExpertWeights
 from some_moe.fast.ops import grouped_gemm
 from some_moe.fast.ops.dispatch_combine import combine_backward_kernel, combine_kernel, dispatch_kernel
 from some_moe.fast.ops.grouped_gemm import Tiles, cdiv, choose_plan, dgelu_dtype
-from some_moe.fast.ops.opaque import opaque
 from some_moe.fast.ops.permute import max_tiles, next_power_of_2, permute_slots
 
 MAX_BLOCK_M = 128  # rows
@@ -127,7 +126,7 @@ def _(x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest: Any) -> tupl
     return torch.empty_like(x), dgelu, x.new_empty(num_rows, d), row, row.new_empty(most), row.new_empty(())
 
 
-@opaque("some_moe::frozen_experts_backward")
+@torch.library.custom_op("some_moe::frozen_experts_backward", mutates_args=())
 def frozen_experts_backward(
     grad_y: Tensor, gates: Tensor, dgelu: Tensor, y_rows: Tensor, row: Tensor, tile_expert: Tensor, num_tiles: Tensor,
     up: Tensor, down: Tensor,

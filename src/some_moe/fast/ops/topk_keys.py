@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from some_moe.fast.ops.opaque import opaque
-
 PROGRAMS = 2112  # of the backward kernel at most, of one warp each where rows are short
 
 
@@ -190,8 +188,7 @@ def split_bf16(keys: Tensor) -> Tensor:
     return parts
 
 
-@opaque("some_moe::topk_keys_backward")
-def topk_keys_backward(
+def run_backward(
     grads: Tensor, experts: Tensor, gates: Tensor, keys: Tensor, like: Tensor, temperature: float | None
 ) -> Tensor:
     """The gradient of the queries (N, D), in the dtype of `like`, from those of the scores or gates of `topk_keys`."""
@@ -206,6 +203,13 @@ def topk_keys_backward(
         num_warps=max(1, padded // 1024),
     )  # fmt: skip
     return grad
+
+
+@torch.library.custom_op("some_moe::topk_keys_backward", mutates_args=())
+def topk_keys_backward(
+    grads: Tensor, experts: Tensor, gates: Tensor, keys: Tensor, like: Tensor, temperature: float | None
+) -> Tensor:
+    return run_backward(grads, experts, gates, keys, like, temperature)
 
 
 @topk_keys_backward.register_fake
@@ -225,7 +229,11 @@ class TopkKeys(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (None,) * 5 if grads[1] is None else _backward(ctx, *grads)
+        if grads[1] is None:
+            return (None,) * 5
+        experts, gates, keys, like = ctx.saved_tensors
+        grad_query = run_backward(grads[1].contiguous(), experts, gates, keys, like, ctx.temperature)
+        return grad_query, None, None, None, None
 
 
 @torch.library.custom_op("some_moe::topk_keys", mutates_args=())

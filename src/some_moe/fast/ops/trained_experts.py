@@ -23,7 +23,6 @@ from some_moe.fast.ops import grouped_gemm
 from some_moe.fast.ops.dispatch_combine import combine_backward_kernel, combine_kernel, dispatch_kernel
 from some_moe.fast.ops.frozen_experts import launch_per_token, max_rows
 from some_moe.fast.ops.grouped_gemm import Tiles, choose_plan, dgelu_dtype
-from some_moe.fast.ops.opaque import opaque
 from some_moe.fast.ops.permute import max_tiles, permute_slots
 from some_moe.fast.ops.swiglu import swiglu, swiglu_backward
 from some_moe.fast.ops.weight_gradient import bias_gradient, sum_tiles, weight_gradient, zero_padding
@@ -177,7 +176,7 @@ def _(trained: str, x: Tensor, experts: Tensor, gates: Tensor, up: Tensor, *rest
     return torch.empty_like(x), *rows, *table, *casts
 
 
-@opaque("some_moe::trained_experts_backward")
+@torch.library.custom_op("some_moe::trained_experts_backward", mutates_args=())
 def trained_experts_backward(
     grad_y: Tensor, gates: Tensor, saved: list[Tensor], up: Tensor, down: Tensor, trained: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
