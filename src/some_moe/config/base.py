@@ -1,8 +1,6 @@
 """The base of every config: frozen data, one-sentence errors, dotted overrides, YAML round trip."""
 
-import ast
 import difflib
-import inspect
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import getitem
@@ -49,7 +47,7 @@ class Config(BaseModel):
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=False,
+        use_attribute_docstrings=True,
         # A field called model_... would be refused otherwise; RunConfig.model is the contract's name.
         protected_namespaces=(),
     )
@@ -134,15 +132,9 @@ class Config(BaseModel):
 
 
 def field_docs(config: type[Config]) -> dict[str, str]:
-    """The text under each field of a config class, read from its source: {name: meaning}."""
-    docs: dict[str, str] = {}
-    for node in ast.parse(inspect.getsource(config)).body:
-        assert isinstance(node, ast.ClassDef)
-        for statement, after in zip(node.body, node.body[1:], strict=False):
-            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            if documented and isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                docs[statement.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
-    return docs
+    """The text under each field of a config class, on one line: {name: meaning}."""
+    found = {name: field.description for name, field in config.model_fields.items()}
+    return {name: " ".join(text.split()) for name, text in found.items() if text}
 
 
 def _sentence(config: type[Config], error: ValidationError) -> str:

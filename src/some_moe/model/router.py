@@ -59,12 +59,20 @@ class KeyRouter(nn.Module):
         """The experts (B, T, K) of each centred query (B, T, D), their gates, and all scores (B, T, E), tempered."""
         scores = self.score(query)
         # The bias decides who is chosen, and never how much the chosen count.
-        experts = (scores.detach() + self.state.bias).topk(top_k, dim=-1).indices
+        experts = self.select(scores.detach() + self.state.bias, top_k)
         tempered = scores / (self.model.temperature if self.temperature is None else self.temperature())
-        if top_k == 1:
+        return experts, self.weigh(tempered, experts), tempered
+
+    def select(self, biased: Tensor, top_k: int) -> Tensor:
+        """The experts (B, T, K) that stand highest, by scores with their bias (B, T, E)."""
+        return biased.topk(top_k, dim=-1).indices
+
+    def weigh(self, tempered: Tensor, experts: Tensor) -> Tensor:
+        """The gates (B, T, K) of chosen experts, by all tempered scores (B, T, E)."""
+        if experts.shape[-1] == 1:
             # A softmax over one is constant: the share among all E keeps a gradient for the query network.
-            return experts, tempered.softmax(-1).gather(-1, experts), tempered
-        return experts, tempered.gather(-1, experts).softmax(-1), tempered
+            return tempered.softmax(-1).gather(-1, experts)
+        return tempered.gather(-1, experts).softmax(-1)
 
     def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
         """Choose top_k experts for each query (B, T, D): their gates (B, T, K), and the record."""
