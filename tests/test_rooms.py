@@ -28,7 +28,9 @@ ALLOWED = {
     "model": LEAVES | {"experts"},
     "parallel": LEAVES | {"data", "experts", "model"},
     "sinks": LEAVES,
-    "training": LEAVES | {"data", "experts", "model", "metrics", "parallel", "sinks"},
+    "views": LEAVES | {"sinks", "training"},  # the latter for its types alone; see BRINGS_GLASS
+    "hooks": LEAVES | {"model"},
+    "training": LEAVES | {"data", "experts", "model", "metrics", "parallel", "sinks", "views"},
     "fast": LEAVES | {"data", "experts", "model", "metrics", "training"},
     "growth": LEAVES | {"data", "experts", "model", "sinks", "training"},
     "glass": LEAVES | {"stories", "data", "experts", "model", "metrics", "training", "lab"},
@@ -41,6 +43,7 @@ ALLOWED = {
 }
 BRINGS_FAST = {"training/machine.py", "__init__.py"}
 BRINGS_GROWTH = {"training/loop.py", "training/runs.py"}  # a run with branches is opened as any other
+BRINGS_GLASS = {"views.py"}  # run.trace, run.keys, run.usage
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -71,6 +74,8 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         target = name.split(".")[1]
         if target == "fast" and path.relative_to(ROOT).as_posix() in BRINGS_FAST:
             continue
+        if target == "glass" and path.relative_to(ROOT).as_posix() in BRINGS_GLASS:
+            continue
         if target == "growth" and path.relative_to(ROOT).as_posix() in BRINGS_GROWTH:
             continue
         assert target == room or target in ALLOWED[room], f"{room} must not import {name}"
@@ -99,11 +104,13 @@ BUDGETS = {
     "fast": 5_200,
     "stories": 410,
     "growth": 850,
-    "glass": 4_880,
+    "glass": 5_080,
     "lab": 3_750,
     "commands": 1_260,
     "cli": 335,
     "api": 170,
+    "hooks": 330,
+    "views": 70,
     "layout": 160,
     "environment": 50,
     "hashing": 100,

@@ -10,8 +10,8 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.config.run import WITHOUT_EFFECT
 from some_moe.errors import FailureError, in_a_sentence
 from some_moe.memory import refuse_too_large
-from some_moe.sinks.words import describe_run, draw_run
 from some_moe.training.run_folder import RunFolder, read_log, read_state_file
+from some_moe.views import Views
 
 if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
     from some_moe.data.dataset import Dataset
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
     from some_moe.model.transformer import SomeLM
 
 
-class Run:
+class Run(Views):
     """What `train` and `load` return. Its parts are read when they are first asked for."""
 
     def __init__(
@@ -166,16 +166,6 @@ class Run:
             for number, piece in pieces:
                 texts[first + number] += piece
         return texts
-
-    def __repr__(self) -> str:
-        """Name, state, the losses of each epoch, and where everything is."""
-        return describe_run(self.config.name, self.result, self.path)
-
-    def _repr_html_(self) -> str:
-        """The same for a notebook, with the training loss as a line."""
-        return draw_run(
-            repr(self), [(line["step"], line["train_loss"]) for line in self.metrics if "train_loss" in line]
-        )
 
 
 @in_a_sentence()

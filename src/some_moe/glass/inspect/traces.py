@@ -15,6 +15,7 @@ from some_moe.data.tokenizer import BOS, SPECIAL_TOKENS, Tokenizer
 from some_moe.glass.inspect.collection import Collection
 
 if TYPE_CHECKING:  # torch is needed to run a model, and not to show what one did
+    from some_moe.glass.notebook import Framed
     from some_moe.training.runs import Run
 
 
@@ -52,6 +53,19 @@ class Trace:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return asdict(self) | {"loss": self.loss}
+
+    def _repr_html_(self) -> str:
+        """The text in the colours of its experts, for a notebook; it needs no script."""
+        from some_moe.glass.notebook import draw_trace
+
+        return draw_trace(self)
+
+    def page(self, height: int = 640) -> "Framed":
+        """The page that `some trace` writes, in a frame: layer by layer, expert by expert."""
+        from some_moe.glass.notebook import Framed
+        from some_moe.glass.page.render import render_trace
+
+        return Framed(render_trace(self), height)
 
 
 def trace(run: "Run", text: str, layers: Sequence[int] | None = None) -> Trace:
