@@ -100,7 +100,7 @@ BUDGETS = {
     "metrics": 290,
     "training": 1_900,
     "parallel": 780,
-    "sinks": 180,
+    "sinks": 280,
     "fast": 5_200,
     "stories": 410,
     "growth": 850,

@@ -18,7 +18,7 @@ EXECUTION = frozenset({
 HOUSEKEEPING = frozenset({
     "train.log_every", "train.eval_every", "train.save_every", "train.keep_last", "train.checkpoints",
     "train.snapshot_every", "train.sample_every", "train.sample_prompt", "train.sample_tokens", "train.tensorboard",
-    "data.workers", "data.prefetch",
+    "train.wandb", "train.trackio", "data.workers", "data.prefetch",
 })  # fmt: skip
 """Fields that say what is written down and how often."""
 ROUNDING = frozenset({"model.expert_dtype", "model.residual_dtype", "train.precision", "train.eval_every"})

@@ -128,6 +128,10 @@ class TrainConfig(Config):
     """Length of a sample, in tokens; 0 writes none."""
     tensorboard: bool = False
     """Log to runs/NAME/tensorboard as well (needs the tensorboard package)."""
+    wandb: bool = False
+    """Log to Weights & Biases as well (needs the wandb package; WANDB_MODE=offline keeps it in runs/NAME/wandb)."""
+    trackio: bool = False
+    """Log to trackio as well, which keeps it on this machine (needs the trackio package)."""
 
     def find_problems(self) -> Iterator[str]:
         if self.top_k_warmup + self.top_k_ramp > 1:

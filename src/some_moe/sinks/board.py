@@ -6,6 +6,17 @@ from typing import Any, cast
 from some_moe.config import ConfigError
 
 
+def flatten_figures(figures: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a record by name, those of its layers as "layer 0/gini"; the step is left out."""
+    usage = ("gini", "entropy_bits", "experts_used")
+    layers = {f"layer {a['layer']}/{name}": a[name] for a in figures.get("layers", ()) for name in usage}
+    return {
+        name: value
+        for name, value in (figures | layers).items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
+    }
+
+
 class Board:
     """Writes the numbers of each record as scalars."""
 
@@ -21,9 +32,10 @@ class Board:
         step = figures["step"]
         if self.writer is None:
             self.writer = self.make_writer(str(self.path), purge_step=step)
-        usage = ("gini", "entropy_bits", "experts_used")
-        layers = {f"layer {a['layer']}/{name}": a[name] for a in figures.get("layers", ()) for name in usage}
-        for name, value in (figures | layers).items():
-            if isinstance(value, int | float) and name != "step":
-                self.writer.add_scalar(name, value, step)
+        for name, value in flatten_figures(figures).items():
+            self.writer.add_scalar(name, value, step)
         self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

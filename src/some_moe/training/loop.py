@@ -26,8 +26,8 @@ from some_moe.memory import refuse_full_disk, refuse_too_large
 from some_moe.metrics.usage import gini
 from some_moe.model.transformer import SomeLM
 from some_moe.parallel.process_group import SINGLE, ProcessGroup, ProcessGroupError, digest_tensors
-from some_moe.sinks.board import Board
 from some_moe.sinks.display import Display
+from some_moe.sinks.trackers import open_sinks
 from some_moe.sinks.words import describe_evaluation
 from some_moe.system.phases import Phases
 from some_moe.system.processes import Interrupts
@@ -110,7 +110,7 @@ class Trainer:
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
-        self.board = Board(folder.path / "tensorboard") if config.train.tensorboard and group.is_main else None
+        self.sinks = open_sinks(folder.path, config) if group.is_main else []
         self.last_valid: Evaluation | None = None  # of the last step evaluated, which ends every run
         self.saved_step: int | None = None
         alone = group.is_single and self.machine.device.type == "cuda"
@@ -410,10 +410,10 @@ class Trainer:
         self.display.show(progress.step, loss, speed, usage)
 
     def record(self, figures: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl, and to TensorBoard where that is asked for."""
+        """Add a line to metrics.jsonl, and to TensorBoard and the like where they are asked for."""
         self.folder.append("metrics.jsonl", figures)
-        if self.board is not None:
-            self.board.add(figures)
+        for sink in self.sinks:
+            sink.add(figures)
 
     def describe_divergence(self, loss: float, norm: float, step: int) -> str:
         what = f"norm of the gradient became {norm}" if math.isfinite(loss) else f"loss became {loss}"
@@ -517,4 +517,6 @@ def train(trainer: Trainer) -> dict[str, Any]:
                 "and continue with --resume auto"
             ) from None
         finally:
+            for sink in trainer.sinks:
+                sink.close()
             folder.release()

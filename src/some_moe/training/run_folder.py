@@ -40,6 +40,7 @@ OWNED = {
     "env.json",
     "grown.json",
     "result.json",
+    "tracking-id",
 }  # written by training
 CURE = "remove that folder to use the checkpoint before it, or restore it"
 
