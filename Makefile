@@ -30,10 +30,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 demo: setup
-	$(BIN)/some train --preset demo --resume auto
-	$(BIN)/some eval runs/demo --trigram
-	$(BIN)/some generate runs/demo --count 2
-	$(BIN)/some report runs/demo
+	$(BIN)/some demo
 
 docs: setup
 	$(BIN)/python -m tools.documents

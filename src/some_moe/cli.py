@@ -95,6 +95,9 @@ EXIT_CODES = {
 }
 SUMMARY = "SoME: a laboratory for self-organizing mixtures of experts"
 COMMANDS: Commands = {
+    "demo": ("train a small model on stories and show it", "first_steps:run_demo"),
+    "init": ("write a commented config.yaml to begin with", "first_steps:write_config"),
+    "doctor": ("what is installed, what will compute, where caches are", "first_steps:examine_machine"),
     "train": ("train a model", "training:train_model"),
     "resume": ("go on with a run that was stopped", "runs:resume_run"),
     "runs": ("list the runs in a folder", "runs:list_runs"),
@@ -116,6 +119,7 @@ COMMANDS: Commands = {
             "compare": ("set measured figures beside the published ones", "results:compare_published"),
         },
     ),
+    "completion": ("a script by which a shell completes all this", "completion:write_completion"),
     "cache": (
         "prepared data, which is kept to be used again",
         {
