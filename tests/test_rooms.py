@@ -104,9 +104,9 @@ BUDGETS = {
     "fast": 5_200,
     "stories": 410,
     "growth": 850,
-    "glass": 5_080,
-    "lab": 3_980,
-    "commands": 1_580,
+    "glass": 5_220,
+    "lab": 4_500,
+    "commands": 1_660,
     "cli": 340,
     "api": 170,
     "hooks": 330,
@@ -123,7 +123,7 @@ BUDGETS = {
     "__main__": 20,
 }
 # The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five.
-CORE_BUDGET, ALL_BUDGET = 6_250, 26_700
+CORE_BUDGET, ALL_BUDGET = 6_250, 27_500
 
 
 def count_lines(rooms: set[str]) -> int:

@@ -119,6 +119,7 @@ COMMANDS: Commands = {
             "compare": ("set measured figures beside the published ones", "results:compare_published"),
         },
     ),
+    "sweep": ("search good settings by many runs", "sweeping:sweep_settings"),
     "completion": ("a script by which a shell completes all this", "completion:write_completion"),
     "cache": (
         "prepared data, which is kept to be used again",

@@ -162,7 +162,7 @@ def format_zsh(tree: Tree) -> str:
         options = [(one.name, one.meaning) for one in level.options]
         lines.append(f"    ({quote(' '.join(path))})")
         if pairs:
-            lines.append(f"      found=({describe(pairs)}); _describe command found")
+            lines.append(f"      found=({describe(pairs)}); _describe command found; [[ $PREFIX == -* ]] || return")
         lines.append(
             f"      [[ $PREFIX == -* ]] && {{ found=({describe(options)}); _describe option found; return }} ;;"
         )

@@ -90,6 +90,14 @@ class Figure(Block):
 
 
 @dataclass(frozen=True)
+class Svg(Block):
+    """A drawing that is part of the page itself; Markdown leaves it out, and keeps its caption."""
+
+    markup: Any  # markupsafe.Markup: whoever draws has escaped every text in it
+    caption: str = ""
+
+
+@dataclass(frozen=True)
 class Gallery(Block):
     """Figures side by side, where there is room."""
 
