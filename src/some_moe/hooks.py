@@ -28,6 +28,10 @@ from some_moe.model.routing import Routing
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import Block, SomeLM
 
+__all__ = [
+    "Activations", "HookPoint", "attach", "forbid", "force", "list_points", "run_with_cache", "run_with_hooks",
+]  # fmt: skip
+
 # What a block offers, in the order in which it happens; those of keys are missing under hash routing.
 BLOCK_POINTS = {
     "hook_resid_pre": "(B, T, D) the residual stream before the block",
