@@ -2,7 +2,7 @@
 
 import json
 import re
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,14 +11,18 @@ import some_moe
 from some_moe.config import ConfigError
 from some_moe.data.tokenizer import BOS
 from some_moe.glass.notebook import draw_trace
+from some_moe.lab.registry.presets import find_preset
 from some_moe.training.runs import Run
 
 TEXT = "Once upon a time & <b>more</b>"
 
 
-@pytest.fixture
-def opened(analysed: Path) -> Run:
-    return some_moe.load(analysed)
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    config = find_preset("smoke").override({"name": "<b>run", "train.epochs": 1, "train.sample_tokens": 0})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOME_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield some_moe.train(config, out=tmp_path_factory.mktemp("notebook") / "run", display=False)
 
 
 def test_a_trace_shows_its_text_escaped_in_the_colours_of_its_experts(opened: Run) -> None:
@@ -26,6 +30,7 @@ def test_a_trace_shows_its_text_escaped_in_the_colours_of_its_experts(opened: Ru
     html = trace._repr_html_()
     assert html.count("<span") == len(trace.tokens)
     assert "<b>more" not in html
+    assert "<b>run" not in html
     assert "<script" not in html
     assert "hsl(" in html
     assert draw_trace(trace, 0) != draw_trace(trace, 1)

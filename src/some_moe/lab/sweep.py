@@ -28,10 +28,11 @@ from some_moe.system.claims import DEAD_AFTER, OBEYS, RUNNING, Claim, Claims
 from some_moe.system.files import write_new, write_whole
 from some_moe.system.processes import python_command, python_environment, take_lock
 from some_moe.system.reading import read_object
-from some_moe.training.run_folder import RunFolder, read_log
+from some_moe.training.run_folder import LOCK, RunFolder, read_log
 
 SPACE, JOURNAL, OUTCOME = "space.json", "study.journal", "sweep.json"
 PATIENCE = 120.0  # seconds for another worker to ask optuna
+WEIGH_EVERY = 10  # trials
 LOOK_SECONDS = 0.3  # between two looks at a run's losses
 STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 
@@ -62,6 +63,7 @@ class Sweeper:
         self.held: dict[str, Claim] = {}
         self.signals, self.choosing, self.telling = Signals(say), threading.Lock(), threading.Lock()
         self.study: Any = None
+        self.weighed: tuple[int, tuple[dict[str, float], str]] = (0, ({}, ""))  # at how many trials, and what was found
         if IN_QUEUE in os.environ:
             raise ConfigError(f"this is a process of a queue already ({IN_QUEUE} is set); a sweep starts no other")
         self.refuse_other()
@@ -95,7 +97,7 @@ class Sweeper:
                 list(pool.map(self.serve, range(self.workers)))
         finally:
             self.claims.close()
-        return self.tell_outcome()
+        return self.tell_outcome(ended=True)
 
     def open_study(self) -> Any:
         import optuna
@@ -228,6 +230,8 @@ class Sweeper:
         folder = RunFolder(self.out / config.name)
         if folder.result_file.is_file() and folder.read_result() is not None:
             return "done", ""
+        if not self.wait_for(folder):
+            return "interrupted", ""
         for part in ("configs", "logs"):
             (self.out / part).mkdir(exist_ok=True)
         file, log = self.out / "configs" / f"{config.name}.yaml", self.out / "logs" / f"{config.name}.txt"
@@ -268,6 +272,16 @@ class Sweeper:
             return "interrupted", ""
         return "failed", explain_failure(code, messages)
 
+    def wait_for(self, folder: RunFolder) -> bool:
+        """Wait for a run that has outlived its worker, and ends soon; False where this one is stopped meanwhile."""
+        while folder.path.is_dir() and not self.signals.count:
+            try:
+                take_lock(folder.path / LOCK, "").release()
+                break
+            except ConfigError:
+                time.sleep(LOOK_SECONDS)
+        return not self.signals.count
+
     def report(self, trial: Any, folder: RunFolder) -> bool:
         """Tell the study the losses that are new; whether the trial is to be stopped for them."""
         try:
@@ -283,10 +297,15 @@ class Sweeper:
 
     # --- what it tells ----------------------------------------------------------------------------------------
 
-    def tell_outcome(self) -> dict[str, Any]:
-        """Write sweep.json, and hand the same to who draws it."""
+    def tell_outcome(self, *, ended: bool = False) -> dict[str, Any]:
+        """Write sweep.json, and hand the same to who draws it. Importances, which take longest, are weighed anew at the
+        end and after every few trials."""
         with self.telling:
             found = describe_study(self.study, self.sweep, self.axes)
+            num_done = sum(trial["state"] == "done" for trial in found["trials"])
+            if ended or num_done >= self.weighed[0] + WEIGH_EVERY:
+                self.weighed = num_done, weigh_settings(self.study, num_done, self.axes)
+            found["importances"], found["importances_by"] = self.weighed[1]
             write_whole(self.out / OUTCOME, json.dumps(found, indent=1) + "\n")
             self.changed(found)
         return found
@@ -297,7 +316,7 @@ def format_value(value: Any) -> str:
 
 
 def describe_study(study: Any, sweep: Sweep, axes: list[Axis]) -> dict[str, Any]:
-    """A study as plain data: every trial, the best, and how much each setting matters."""
+    """A study as plain data: every trial, and the best."""
     trials = []
     for trial in study.get_trials(deepcopy=False):
         chosen = {axis.name: trial.params[axis.name] for axis in axes if axis.name in trial.params}
@@ -310,7 +329,6 @@ def describe_study(study: Any, sweep: Sweep, axes: list[Axis]) -> dict[str, Any]
             | {"curve": [[step, finite_number(loss)] for step, loss in sorted(trial.intermediate_values.items())]}
         )
     done = [trial for trial in trials if trial["state"] == "done" and trial["value"] is not None]
-    importances, method = weigh_settings(study, len(done), axes)
     return {
         "format_version": 1,
         "metric": sweep.metric,
@@ -319,8 +337,6 @@ def describe_study(study: Any, sweep: Sweep, axes: list[Axis]) -> dict[str, Any]
         "axes": [axis._asdict() for axis in axes],
         "trials": trials,
         "best": min(done, key=lambda trial: trial["value"], default=None),
-        "importances": importances,
-        "importances_by": method,
     }
 
 
