@@ -12,7 +12,7 @@ Shapes: B rows, T positions, H heads, W head width, D model width, E experts, K 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from html import escape
 from typing import Any, NamedTuple
@@ -288,17 +288,17 @@ def run_with_cache(
     return run_with_hooks(model, tokens, [*fwd_hooks, *((pattern, keep) for pattern in patterns)]), found
 
 
-def forbid(model: SomeLM, layer: int, experts: Sequence[int]) -> Any:
+def forbid(model: SomeLM, layer: int, experts: Sequence[int]) -> AbstractContextManager[None]:
     """A context in which nobody can choose these experts of a layer: each token falls to its next best."""
     return _lean(model, layer, experts, -torch.inf)
 
 
-def force(model: SomeLM, layer: int, experts: Sequence[int]) -> Any:
+def force(model: SomeLM, layer: int, experts: Sequence[int]) -> AbstractContextManager[None]:
     """A context in which every token has these experts of a layer among its own. Their gates follow their scores."""
     return _lean(model, layer, experts, torch.inf)
 
 
-def _lean(model: SomeLM, layer: int, experts: Sequence[int], value: float) -> Any:
+def _lean(model: SomeLM, layer: int, experts: Sequence[int], value: float) -> AbstractContextManager[None]:
     blocks = [block.ffn for block in model.blocks]
     has = [number for number, ffn in enumerate(blocks) if isinstance(ffn, SomeLayer) and ffn.state is not None]
     if layer not in has:

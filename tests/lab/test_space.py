@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -94,3 +95,20 @@ def test_what_no_sweep_can_be_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         Sweep.from_yaml(text)
     assert sentence in str(error.value)
+
+
+def test_damaged_files_get_a_sentence_and_nothing_else() -> None:
+    draw, refused = Random(0), []
+    signs = "{}[]:,#&*!|>'\"%@`-?\\ \n\t0123456789.eEnul~\u00e9"
+    for _ in range(400):
+        text = list(TEXT)
+        for _ in range(draw.randrange(1, 6)):
+            place = draw.randrange(len(text))
+            text[place : place + draw.randrange(0, 3)] = draw.choice(signs)
+        try:
+            sweep = Sweep.from_yaml("".join(text))
+            sweep.axes(sweep.base_config(Path()))
+        except ConfigError as error:
+            refused.append(str(error))
+    assert 50 < len(refused) < 400
+    assert not [sentence for sentence in refused if "\n" in sentence]

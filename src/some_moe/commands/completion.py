@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pkgutil import resolve_name
 from typing import NamedTuple
-from unittest.mock import patch
 
 from some_moe.cli import COMMANDS, OPTIONS, Commands, Parser, write
 
@@ -62,8 +61,13 @@ def list_options(target: str) -> list[Option]:
         caught.append((parser, arguments))
         raise FoundError
 
-    with patch.object(Parser, "parse", catch), suppress(FoundError):
-        resolve_name(f"some_moe.commands.{target}")([PROBE])
+    parse = Parser.parse
+    try:
+        Parser.parse = catch  # type: ignore[method-assign,assignment]
+        with suppress(FoundError):
+            resolve_name(f"some_moe.commands.{target}")([PROBE])
+    finally:
+        Parser.parse = parse  # type: ignore[method-assign]
     parser, left = caught[0]
     found = []
     for action in parser._actions:
