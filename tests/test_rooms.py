@@ -15,7 +15,7 @@ ALLOWED = {
     "errors": set(),
     "system": {"errors"},
     "hashing": set(),
-    "sampling": {"errors"},
+    "sampling": {"errors", "hashing"},
     "layout": set(),
     "environment": {"system", "__version__"},
     "memory": {"config"},
@@ -98,10 +98,10 @@ BUDGETS = {
     "experts": 660,
     "model": 1_640,
     "metrics": 290,
-    "training": 1_900,
+    "training": 1_960,
     "parallel": 780,
     "sinks": 280,
-    "fast": 5_200,
+    "fast": 5_300,
     "stories": 410,
     "growth": 850,
     "glass": 5_220,
@@ -112,18 +112,19 @@ BUDGETS = {
     "hooks": 330,
     "views": 70,
     "layout": 160,
-    "environment": 50,
+    "environment": 60,
     "hashing": 100,
-    "sampling": 60,
+    "sampling": 120,
     "errors": 110,
-    "system": 1_750,
+    "system": 1_800,
     "memory": 175,
     "precision": 30,
     "__init__": 60,
     "__main__": 20,
 }
-# The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five.
-CORE_BUDGET, ALL_BUDGET = 6_250, 27_500
+# The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five. Gated
+# experts, texts told side by side and the table of a run's phases took 200.
+CORE_BUDGET, ALL_BUDGET = 6_350, 28_700
 
 
 def count_lines(rooms: set[str]) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from some_moe.config import GravityConfig, ModelConfig
 from some_moe.errors import FailureError
-from some_moe.fast import accelerate, decode
+from some_moe.fast import accelerate
 from some_moe.model.transformer import SomeLM
 from some_moe.training.generation import generate_tokens
 
@@ -41,6 +41,8 @@ def tell(model: Any, rows: int, count: int, **options: Any) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 3, 24])
 @pytest.mark.parametrize("kind", KINDS)
 def test_captured_steps_tell_what_ordinary_ones_do(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from some_moe.fast import decode
+
     model = make_model(**KINDS[kind])
     draw = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2, "seeds": range(rows)}
     for options in ({}, draw):
@@ -54,6 +56,8 @@ def test_captured_steps_tell_what_ordinary_ones_do(kind: str, rows: int, monkeyp
 
 
 def test_a_generator_draws_the_same_captured_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from some_moe.fast import decode
+
     model, found = make_model(), []
     for few in (8, 10_000):
         monkeypatch.setattr(decode, "FEW_TOKENS", few)
