@@ -85,11 +85,11 @@ def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float) -> 
 
 
 @torch.no_grad()
-def write_rows(model: SomeLM, length: int, seed: int, vocab_size: int) -> Rows:
-    """Text that the model writes itself, drawn as it finds likely: WRITTEN_ROWS rows of at most `length` tokens."""
+def write_rows(model: SomeLM, length: int, seed: int, vocab_size: int, count: int = WRITTEN_ROWS) -> Rows:
+    """Text that the model writes itself, drawn as it finds likely: `count` rows of at most `length` tokens."""
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
-    prompt = torch.full((WRITTEN_ROWS, 1), BOS, device=device)
+    prompt = torch.full((count, 1), BOS, device=device)
     drawn = generate_tokens(model, prompt, length, stop=EOS, generator=generator, temperature=1.0, top_p=1.0)
     rows = torch.cat([prompt, torch.stack(list(drawn), 1)], 1).clamp(max=vocab_size - 1).cpu().numpy()
     return join_rows(row[: list(row).index(EOS) + 1] if EOS in row else row for row in rows)

@@ -1,0 +1,143 @@
+"""One cell, from its name to its JSON; and all of them, side by side."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from some_moe.errors import FailureError
+from some_moe.system.files import write_whole
+from some_moe.system.processes import take_lock
+from tools.grow_study.plan import METHODS, Cell, Study, choose_rate, list_cells, read_cells
+
+FLOAT_BYTES = 4
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_cell(study: Study, cell: Cell) -> None:
+    """Do a cell and write its result."""
+    from some_moe.environment import describe_program
+    from tools.grow_study import dense, library
+    from tools.grow_study.bench import Bench, make_base, row_of
+
+    began = time.perf_counter()
+    result = make_base(study, cell.family, cell.seed) if cell.method == "base" else None
+    bench = Bench(study, cell.family, cell.seed)
+    if result is not None:
+        found: dict[str, Any] = {
+            "rows": [row_of(0.0, bench.score(bench.base))],
+            "trained": result["trainable_parameters"],
+        }
+        found |= {"stored": found["trained"], "seconds": result["seconds"], "steps": result["steps"]}
+    elif cell.method in ("joint", "joint-dense"):
+        found = dense.learn_jointly(bench, cell.family, cell.rate)
+    elif cell.family != "dense":
+        grown = choose_rate("grow", read_cells(study.out), study.seeds[0]) if cell.method == "gate" else cell.rate
+        assert grown is not None
+        found = library.run(bench, cell.method, cell.rate, grown)
+    elif cell.method == "arithmetic":
+        found = dense.learn_apart(bench, cell.rate)
+    elif cell.method == "adapters":
+        found = dense.learn_adapters(bench, cell.rate)
+    else:
+        found = dense.learn_in_turn(bench, cell.method, cell.rate)
+    sizes = {
+        f"{name}_bytes": FLOAT_BYTES * found.pop(name) for name in ("trained", "stored", "told_stored") if name in found
+    }
+    record = {
+        "cell": cell.name,
+        "method": cell.method,
+        "family": cell.family,
+        "seed": cell.seed,
+        "rate": cell.rate,
+        **sizes,
+        "steps": bench.steps,
+        "seconds": round(bench.seconds, 2),  # of learning
+        "cell_seconds": round(time.perf_counter() - began, 2),
+        **found,
+        "size": {"name": study.size, **asdict(study.sizes)},
+        "data": dict(study.digests),
+        "texts": {"base": study.base, "domains": study.domains, "unseen": study.unseen},
+        "machine": bench.machine.describe(),
+        "processes": study.processes,
+        "command": study.command,
+        **describe_program(),
+    }
+    write_whole(study.out / f"{cell.name}.json", json.dumps(record, indent=1))
+
+
+def find_ready(study: Study, running: set[Cell]) -> tuple[list[Cell], int]:
+    """Cells that can begin now, the longest first; and how many are known that are not done."""
+    results = read_cells(study.out)
+    wanted = {cell: needed for cell, needed in list_cells(study, results) if not study.is_done(cell)}
+    for name in study.methods:
+        chosen, family = choose_rate(name, results, study.seeds[0]), METHODS[name].family
+        for seed in study.seeds:
+            # A base is needed as a run, and its figures too, without which no rate can be chosen.
+            base = Cell("base", seed, family=family)
+            is_left = chosen is None or not study.is_done(Cell(name, seed, chosen, family))
+            if is_left and not is_made(study, base):
+                wanted[base] = []
+    ready = [
+        cell for cell, needed in wanted.items() if cell not in running and all(is_made(study, one) for one in needed)
+    ]
+    return sorted(ready, key=lambda cell: -effort(cell)), len(wanted)
+
+
+def is_made(study: Study, cell: Cell) -> bool:
+    return study.is_done(cell) and (cell.method != "base" or study.has_base(cell.family, cell.seed))
+
+
+def effort(cell: Cell) -> int:
+    return 10 if cell.method == "base" else METHODS[cell.method].effort
+
+
+def run_all(study: Study, say: Callable[[str], None], *, minutes: float | None = None) -> None:
+    """Do every cell that is not done, each in a process of its own, as many side by side as the study says.
+
+    minutes: begin none later than this; what was not begun is for the next time.
+    """
+    lock = take_lock(study.work / "lock", f"the study in {str(study.work)!r} is running already; wait until it ends")
+    began = time.monotonic()
+    children: dict[Cell, subprocess.Popen[bytes]] = {}
+    failed: set[Cell] = set()
+    try:
+        while True:
+            in_time = minutes is None or time.monotonic() - began < 60 * minutes
+            ready, left = find_ready(study, set(children) | failed)
+            for cell in ready[: study.processes - len(children)] if in_time else []:
+                children[cell] = start(study, cell)
+            if not children:
+                break
+            while not (ended := [cell for cell, child in children.items() if child.poll() is not None]):
+                time.sleep(0.2)
+            for cell in ended:
+                code = children.pop(cell).returncode
+                done = code == 0 and study.is_done(cell)
+                failed |= set() if done else {cell}
+                say(f"{time.monotonic() - began:6.0f} s  {cell.name}: {'done' if done else f'failed ({code})'}")
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+        lock.release()
+    if failed:
+        logs = study.work / "logs"
+        raise FailureError(
+            f"{len(failed)} cells failed ({sorted(failed, key=str)[0].name} …); see {logs}, and run it again"
+        )
+    say(f"{left} known cells are left; run it again" if left else f"every cell is done, in {study.out}")
+
+
+def start(study: Study, cell: Cell) -> "subprocess.Popen[bytes]":
+    logs = study.work / "logs"
+    logs.mkdir(exist_ok=True)
+    words = [sys.executable, "-m", "tools.grow_study", "cell", "--work", str(study.work), cell.name]
+    places = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
+    with (logs / f"{cell.name}.txt").open("wb") as log:
+        return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": places})

@@ -1,0 +1,229 @@
+"""What the study is made of: sizes, methods with the rates they are tuned among, and cells.
+
+A cell is one method with one rate and one random seed; it leaves one JSON file. The first seed tries every rate; the
+others take the one that did best there, by valid.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+LIMITS = (0.02, 0.05, 0.2)  # nats that may be lost on the base's text
+CHOSEN_AT = 0.05  # rates are chosen by what is gained at this loss
+MOST_MORE = 2  # rates beyond those given that are tried, where the best lies at an end
+OLD, TOLD = "old text", "labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large models are, and how long they learn."""
+
+    num_layers: int = 8
+    d_model: int = 256
+    num_heads: int = 4
+    num_experts: int = 64
+    d_ffn: int = 256
+    top_k: int = 4
+    vocab_size: int = 8192
+    seq_len: int = 256
+    batch_size: int = 32
+    base_steps: int = 2000
+    base_rate: float = 1.2e-3
+    branch_steps: int = 250
+    most_passes: int = 4  # over a domain's text: of a small one there are fewer steps
+    gate_steps: int = 80
+    new_experts: int = 16
+    lora_rank: int = 8  # of branches
+    adapter_rank: int = 32  # of adapters of the dense model
+    written_rows: int = 512  # that a base writes itself
+    score_rows: int = 256  # of each split of each text
+
+
+SIZES = {
+    "full": Size(),
+    # Proves that everything runs, and nothing else.
+    "mini": Size(
+        num_layers=2, d_model=32, num_heads=2, num_experts=8, d_ffn=32, top_k=2, vocab_size=512, seq_len=64,
+        batch_size=8, base_steps=12, branch_steps=4, gate_steps=3, new_experts=3, lora_rank=2, adapter_rank=2,
+        written_rows=8, score_rows=8,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    words: str
+    family: str  # whose base it stands on: gravity, gradient or dense
+    rates: tuple[float, ...]
+    needs: str = ""  # what it has that the library does without
+    effort: int = 1  # how long a cell takes, against others: the longest begin first
+
+
+BRANCH = (5e-4, 1.5e-3, 4e-3)
+LOW_RANK = (1e-3, 3e-3, 1e-2)
+WHOLE = (3e-5, 1e-4, 3e-4)
+METHODS = {
+    "grow": Method(words="library, keys by gravity", family="gravity", rates=BRANCH, effort=3),
+    "grow-lora": Method(words="library, low-rank branches", family="gravity", rates=LOW_RANK, effort=3),
+    "gradient": Method(words="gradient keys", family="gradient", rates=BRANCH, effort=2),
+    "centroid": Method(words="one centroid a domain", family="gravity", rates=BRANCH, effort=2),
+    "gate": Method(words="a gate for each expert", family="gravity", rates=(3e-3, 1e-2, 3e-2)),
+    "turn": Method(words="dense, in turn, interpolated", family="dense", rates=WHOLE, effort=2),
+    "arithmetic": Method(words="dense, soup and task arithmetic", family="dense", rates=WHOLE, effort=2),
+    "adapters": Method(words="adapters by nearest prototype", family="dense", rates=LOW_RANK, effort=2),
+    "adapters-told": Method(words="adapters, domain told", family="dense", rates=(), needs=TOLD),
+    "alone-told": Method(words="dense alone, domain told", family="dense", rates=(), needs=TOLD),
+    "replay-written": Method(words="in turn, 20 % written by the base", family="dense", rates=WHOLE, effort=2),
+    "replay-1": Method(words="in turn, 1 % old text", family="dense", rates=WHOLE, needs=OLD, effort=2),
+    "replay-5": Method(words="in turn, 5 % old text", family="dense", rates=WHOLE, needs=OLD, effort=2),
+    "replay-20": Method(words="in turn, 20 % old text", family="dense", rates=WHOLE, needs=OLD, effort=2),
+    "joint": Method(
+        words="joint, keys by gravity", family="gravity", rates=(6e-4, 1.2e-3, 2.4e-3), needs=OLD, effort=5
+    ),
+    "joint-dense": Method(words="joint, dense", family="dense", rates=(6e-4, 1.2e-3, 2.4e-3), needs=OLD, effort=5),
+}
+# Measured in the cells of another method, from the same models.
+BESIDE = {"adapters-told": "adapters", "alone-told": "arithmetic"}
+FAMILIES = ("gravity", "gradient", "dense")
+REPLAY = {"turn": 0.0, "replay-1": 0.01, "replay-5": 0.05, "replay-20": 0.2, "replay-written": 0.2}
+
+
+@dataclass(frozen=True)
+class Cell:
+    method: str  # or "base"
+    seed: int
+    rate: float = 0.0
+    family: str = ""
+
+    @property
+    def name(self) -> str:
+        if self.method == "base":
+            return f"base-{self.family}-seed{self.seed}"
+        return f"{self.method}-rate{self.rate:g}-seed{self.seed}"
+
+
+def parse_cell(name: str) -> Cell:
+    """The cell of that name; a KeyError or ValueError for any other."""
+    before, _, seed = name.rpartition("-seed")
+    if before.startswith("base-") and before.removeprefix("base-") in FAMILIES:
+        return Cell("base", int(seed), family=before.removeprefix("base-"))
+    method, _, rate = before.rpartition("-rate")
+    return Cell(method, int(seed), float(rate), METHODS[method].family)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What `run` was asked for; study.json of the work folder, which every cell reads."""
+
+    work: Path
+    out: Path
+    size: str
+    device: str
+    base: tuple[str, ...]  # the texts that bases learn
+    domains: tuple[str, ...]
+    unseen: tuple[str, ...]  # which nobody grows
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    fast: bool
+    processes: int
+    command: str
+    digests: Mapping[str, str]
+
+    @property
+    def sizes(self) -> Size:
+        return SIZES[self.size]
+
+    @property
+    def texts(self) -> Path:
+        return self.work / "texts"
+
+    def save(self) -> str:
+        return json.dumps(asdict(self), indent=1, default=str)
+
+    @classmethod
+    def load(cls, work: Path) -> "Study":
+        found = json.loads((work / "study.json").read_text(encoding="utf-8"))
+        lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+        return cls(**found | lists | {"work": Path(found["work"]), "out": Path(found["out"])})
+
+    def base_run(self, family: str, seed: int) -> Path:
+        return self.work / f"base-{family}-seed{seed}"
+
+    def has_base(self, family: str, seed: int) -> bool:
+        run = self.base_run(family, seed)
+        return (run / "result.json").is_file() and run.with_suffix(".npz").is_file()
+
+    def is_done(self, cell: Cell) -> bool:
+        return (self.out / f"{cell.name}.json").is_file()
+
+
+def list_cells(study: Study, results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Cell, list[Cell]]]:
+    """Every cell that is known by now, and those that must be done before it.
+
+    results: of the cells that are done, by name. Those of further seeds are known once the first has chosen their rate.
+    """
+    for name in study.methods:
+        method = METHODS[name]
+        tried = find_rates(name, results, study.seeds[0])
+        chosen = choose_rate(name, results, study.seeds[0])
+        for seed in study.seeds:
+            rates = list(tried) if seed == study.seeds[0] else [] if chosen is None else [chosen]
+            for rate in rates:
+                needed = [Cell("base", seed, family=method.family)]
+                if name == "gate":  # of experts that were grown
+                    grown = choose_rate("grow", results, study.seeds[0])
+                    if grown is None:
+                        continue
+                    needed.append(Cell("grow", seed, grown, "gravity"))
+                yield Cell(name, seed, rate, method.family), needed
+
+
+def find_rates(method: str, results: Mapping[str, Mapping[str, Any]], seed: int) -> dict[float, float | None]:
+    """The rates that the first seed tries, with what each gains on valid; None for those that are not done.
+
+    Where the best of them is the lowest or the highest, one beyond it follows.
+    """
+    base = results.get(Cell("base", seed, family=METHODS[method].family).name)
+
+    def find(rate: float) -> float | None:
+        cell = results.get(Cell(method, seed, rate).name)
+        if cell is None or base is None:
+            return None
+        return float(best_point(cell["rows"], base, CHOSEN_AT)["valid"]["gained"])
+
+    rates = sorted(METHODS[method].rates)
+    for _ in range(MOST_MORE):
+        gained = [find(rate) for rate in rates]
+        known = [value for value in gained if value is not None]
+        if not rates or len(known) < len(rates):
+            break
+        best = known.index(min(known))
+        if best == 0:
+            rates.insert(0, float(f"{rates[0] ** 2 / rates[1]:.2g}"))
+        elif best == len(rates) - 1:
+            rates.append(float(f"{rates[-1] ** 2 / rates[-2]:.2g}"))
+        else:
+            break
+    return {rate: find(rate) for rate in rates}
+
+
+def choose_rate(method: str, results: Mapping[str, Mapping[str, Any]], seed: int) -> float | None:
+    """The rate that gained most on valid in the first seed; None before all were tried."""
+    found = {rate: gained for rate, gained in find_rates(method, results, seed).items() if gained is not None}
+    if not found or len(found) < len(find_rates(method, results, seed)):
+        return None
+    return min(found, key=lambda rate: found[rate])
+
+
+def best_point(rows: list[dict[str, Any]], base: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """Of a curve's points, and the base itself, that which gains most on valid where no more than `limit` is lost."""
+    own = base["rows"][0]
+    fit = [row for row in rows if row["valid"]["base"] - own["valid"]["base"] <= limit]
+    return min([*fit, own], key=lambda row: float(row["valid"]["gained"]))
+
+
+def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results of all cells that are done, by name."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*-seed*.json"))}
