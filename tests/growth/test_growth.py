@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,9 @@ from torch import Tensor
 import some_moe
 from some_moe.cli import main
 from some_moe.config import ConfigError, TrainingStoppedError
+from some_moe.glass.inspect.branches import list_owners, measure_branches
+from some_moe.glass.inspect.collection import ARRAYS, Collection
+from some_moe.glass.inspect.interventions import exchange_experts, knock_out, stand_in
 from some_moe.growth.library import BranchedLibrary
 from some_moe.growth.opening import read_grown
 from some_moe.growth.sharing import FAVOURS, score_texts, served
@@ -35,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gradient-keys": {"model.router": "learned", "gravity.use_alpha": False, "gravity.use_beta": False,
                       "gravity.use_delta": False},
 }  # fmt: skip
+EMPTY = ARRAYS.keys() - {"tokens", "experts"}
 FEW = {"experts": 3, "steps": 6, "changes": {"data.batch_size": 4}, "display": False}
 
 
@@ -298,3 +303,90 @@ def test_a_page_shows_branches_whatever_is_left_out_of_their_record(place: Path,
         (copy / "grown.json").write_text(json.dumps(less))
         some_moe.report(copy, analyze=False)
         assert "by a low-rank update of rank 8" in (copy / "report.md").read_text()
+
+
+def test_trace_takes_a_moved_base_and_another_favour(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = str(shutil.copytree(place / "plus", tmp_path / "deep" / "plus"))
+    assert "is not at" in refused(capsys, "trace", copy, "3 + 4", "--json")
+    found = {}
+    for favour in ("-1e9", "1e9"):
+        words = ["trace", copy, "3 + 4", "--base", str(place / "frozen"), "--favour", favour, "--json"]
+        assert main(words) == 0
+        tokens = json.loads(capsys.readouterr().out)["tokens"]
+        found[favour] = {expert for token in tokens for layer in token["experts"] for expert in layer}
+    assert max(found["-1e9"]) < 8 <= min(found["1e9"])
+    opened = some_moe.load(copy, base=place / "frozen", favour=1e9)
+    again = {expert for token in some_moe.trace(opened, "3 + 4").findings["tokens"] for expert in token["experts"][0]}
+    assert min(again) >= 8
+    assert "--favour nan is no number" in refused(
+        capsys, "eval", copy, "--base", str(place / "frozen"), "--favour", "nan"
+    )
+
+
+def test_words_that_a_branch_took_over_are_counted_by_hand(place: Path) -> None:
+    tokenizer = some_moe.load(place / "plus").tokenizer
+    ids = [tokenizer.encode(word)[0] for word in ("a", "b")]
+    meta = {"num_experts": 5, "split": "valid"}
+    tokens = np.array([ids[0], ids[1]] * 6, np.int32)
+    experts = np.zeros((2, 12, 2), np.int16)  # everything is the base's …
+    experts[:, 1::2, 0] = 3  # … but for a half of each b
+    experts[1, 0, 1] = 4  # and a quarter of one a, by another branch
+    seen = Collection(meta=meta, tokens=tokens, experts=experts, **dict.fromkeys(EMPTY, np.zeros(0)))
+    branches = [{"name": "one", "experts": 2}, {"name": "two", "experts": 1}]
+    base, one, two = measure_branches({"branches": branches}, seen, tokenizer)
+    assert list_owners({"branches": branches}, 5)[1].tolist() == [0, 0, 1, 1, 2]
+    assert (base["name"], base["words"]) == ("base", [])
+    assert one["share"] == pytest.approx(0.25)
+    assert one["words"] == [{"text": tokenizer.decode([ids[1]]), "count": 6, "share": 0.5}]
+    assert two["by_layer"] == pytest.approx([0, 1 / 24], abs=1e-6)
+    assert two["words"] == [
+        {"text": tokenizer.decode([ids[0]]), "count": 6, "share": pytest.approx(0.25 / 6, abs=1e-4)}
+    ]
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_keys_and_words_of_each_branch(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = some_moe.merge([place / "plus", place / "minus"], tmp_path / "both").path
+    moved = str(shutil.move(both, tmp_path / "deep" / "both"))
+    base = ("--base", str(place / "frozen"))
+    few = ("--max-tokens", "300", "--no-guilds", "--device", "cpu")
+    assert main(["analyze", moved, *few]) == 2
+    assert "is not at" in capsys.readouterr().err
+    assert main(["analyze", moved, *few, *base, "--favour", "5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [part["name"] for part in found["branches"]] == ["base", "minus", "plus"]
+    assert sum(part["share"] for part in found["branches"]) == pytest.approx(1, abs=1e-5)
+    assert found["collected"]["favour"] == 5
+    assert "keys_branches" in [figure["name"] for figure in found["figures"]]
+    assert main(["report", moved, *base, "--favour", "5"]) == 0  # which is there already
+    assert "analysing" not in capsys.readouterr().err
+    page = (Path(moved) / "report.md").read_text()
+    assert "Words it took over" in page
+    assert "at favour +5.0" in page
+    assert "keys_branches.png" in page
+    assert main(["report", moved, *base, "--favour", "-1e9"]) == 0
+    assert "analysing" in capsys.readouterr().err
+    assert re.search(r"\| base \| 100\.0% \|", (Path(moved) / "report.md").read_text())
+    sentence = "--base and --favour go with one run"
+    assert sentence in refused(capsys, "report", moved, str(place / "plus"), *base)
+
+
+def test_experts_of_branches_are_exchanged_and_taken_away_as_others_are(place: Path) -> None:
+    run = some_moe.load(place / "plus", favour=1e9)
+    layer = run.model.layers[0]
+    x, gates = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)), torch.ones(5, 1)
+    order = np.roll(np.arange(11), 1)
+    with torch.no_grad():
+        old, new = (layer.library(x, torch.full((5, 1), expert), gates) for expert in (2, 9))
+        with stand_in(*exchange_experts(layer, order)):
+            assert torch.equal(layer.library(x, torch.full((5, 1), 3), gates), old)
+            assert torch.equal(layer.library(x, torch.full((5, 1), 10), gates), new)
+        assert torch.equal(layer.library(x, torch.full((5, 1), 9), gates), new)
+        with stand_in(knock_out(layer, [8, 9])):
+            routing = run.model(torch.full((1, 4), 7)).routings[0]
+    assert routing.experts is not None
+    assert {10} < set(routing.experts.flatten().tolist()) <= {*range(8), 10}

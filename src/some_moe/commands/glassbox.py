@@ -3,6 +3,7 @@
 import sys
 
 from some_moe.cli import Parser, look, write, write_json
+from some_moe.commands.training import add_branch_options
 from some_moe.errors import UsageError
 from some_moe.glass import MAX_TOKENS
 from some_moe.system.reading import clean
@@ -28,6 +29,7 @@ def analyze_run(arguments: list[str]) -> int:
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--out", metavar="DIR", help="where it goes instead of RUN/analysis; reports do not look there")
     parser.add_argument("--json", action="store_true", help="print one object")
+    add_branch_options(parser)
     options = vars(parser.parse(arguments))
     if options["collect_only"] and options["draw_only"]:
         raise UsageError("--collect-only and --draw-only exclude each other; give one of them, or neither for both")

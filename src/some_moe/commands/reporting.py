@@ -4,6 +4,7 @@ from pathlib import Path
 
 from some_moe.cli import Parser, look, write
 from some_moe.commands.glassbox import say
+from some_moe.commands.training import add_branch_options
 from some_moe.errors import UsageError
 
 
@@ -17,6 +18,7 @@ def write_report(arguments: list[str]) -> int:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
     parser.add_argument("--out", metavar="F.html", help="where the page goes; the Markdown lies beside it")
     parser.add_argument("--no-analyze", action="store_true", help="show what there is, and analyse nothing")
+    add_branch_options(parser)
     options = parser.parse(arguments)
     if options.out is not None and not options.out.endswith(".html"):
         raise UsageError(f"--out {options.out} is not a page; give a name that ends in .html")
@@ -25,4 +27,6 @@ def write_report(arguments: list[str]) -> int:
 
     from some_moe.glass.api import report
 
-    return write(report(options.runs, out=options.out, analyze=not options.no_analyze, say=say).format(**look()))
+    branches = {"base": options.base, "favour": options.favour}
+    found = report(options.runs, out=options.out, analyze=not options.no_analyze, **branches, say=say)
+    return write(found.format(**look()))

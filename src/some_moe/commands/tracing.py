@@ -1,6 +1,7 @@
 """`some trace`: the path of every token of a text, in the terminal and as a page."""
 
 from some_moe.cli import Parser, look, read_words, write, write_json
+from some_moe.commands.training import add_branch_options
 from some_moe.errors import UsageError
 from some_moe.system.reading import clean
 
@@ -15,14 +16,15 @@ def trace_text(arguments: list[str]) -> int:
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", action="store_true", help="print one object; a page only where --html asks for it")
+    add_branch_options(parser)
     options = parser.parse(arguments)
     layers = None if options.layers is None else parse_layers(options.layers)
 
     from some_moe.glass.api import trace
 
     page = options.html or not options.json
-    chosen = {"layers": layers, "checkpoint": options.checkpoint, "device": options.device}
-    found = trace(options.run, read_words(options.text), **chosen, html=page)
+    chosen = {name: getattr(options, name) for name in ("checkpoint", "device", "base", "favour")}
+    found = trace(options.run, read_words(options.text), layers=layers, **chosen, html=page)
     return write_json(clean(found.findings)) if options.json else write(found.format(**look()))
 
 

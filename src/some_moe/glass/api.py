@@ -48,6 +48,16 @@ def _find_place(run: "AnyRun") -> Path:
     return Path(run) if isinstance(run, str | Path) else run.path
 
 
+def _find_branches(run: "AnyRun", base: str | Path | None, favour: float | None) -> dict[str, Any]:
+    """How the branches of a run, where it has any, are opened: as is asked for, or as `load` was told."""
+    told = {} if isinstance(run, str | Path) else run.opens_branches
+    asked = {
+        "base": told.get("base") if base is None else base,
+        "favour": told.get("favour") if favour is None else favour,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
 def _refuse_absent(libraries: Sequence[str], task: str, cure: str = "") -> None:
     absent = [name for name in libraries if find_spec(name) is None]
     if absent:
@@ -71,6 +81,8 @@ def analyze(
     checkpoint: str = "best",
     device: str = "auto",
     out: str | Path | None = None,
+    base: str | Path | None = None,
+    favour: float | None = None,
     say: Say = say_nothing,
 ) -> Result:
     """Replay a run on its own text, measure its experts, map its keys, judge its guilds; write RUN/analysis/.
@@ -79,7 +91,8 @@ def analyze(
     draw_only: draw what was collected before, without a model. guilds: whether to judge them, which takes longest;
     control: another run whose guilds are judged too. split, max_tokens, checkpoint: what is replayed, up to how many
     tokens, and with which of best, last and step-N. device: where it is replayed (auto, cpu, cuda, cuda:N). out:
-    another folder than RUN/analysis/, in which reports do not look. say: is told what is going on.
+    another folder than RUN/analysis/, in which reports do not look. base, favour: of a run with branches, as `load`
+    takes them. say: is told what is going on.
 
     Returns what analysis.json holds as `findings`, with the guilds in a few numbers, and what was written as `paths`;
     with collect_only the findings are what is known of the pass: step, split, loss and the like.
@@ -91,6 +104,7 @@ def analyze(
     record, twin = read_run(_find_place(run)), None if control is None else _find_place(control)
     if twin is not None:
         read_run(twin)  # a wrong one is refused now, not after minutes of work
+    branches = _find_branches(run, base, favour)
     folder = inside(record.path, "analysis") if out is None else Path(out)
     cure = "name a folder of your own with --out"
     place = folder if folder.exists() else folder.parent
@@ -111,7 +125,8 @@ def analyze(
     from some_moe.training.machine import choose_machine
 
     where = choose_machine(TrainConfig(device=device)).device
-    replay = partial(collect_run, record.path, split=split, max_tokens=max_tokens, checkpoint=checkpoint, device=where)
+    chosen: dict[str, Any] = {"split": split, "max_tokens": max_tokens, "checkpoint": checkpoint, "device": where}
+    replay = partial(collect_run, record.path, **chosen, **branches)
     if collect_only:  # nothing is drawn, so that nothing that draws is needed
         say("replaying the model …")
         seen = replay()
@@ -156,7 +171,7 @@ def analyze(
         paths.append(collected)
         if guilds and insight.layers:
             say("testing the guilds …")
-            judged = analyze_guilds(record.path, collection, control=twin)
+            judged = analyze_guilds(record.path, collection, control=twin, **branches)
             place = own_place(folder, "guilds.json")
             with writing(place):
                 write_whole(place, json.dumps(judged, indent=1, allow_nan=False))
@@ -198,17 +213,19 @@ def trace(
     checkpoint: str = "best",
     device: str = "auto",
     html: str | Path | bool = False,
+    base: str | Path | None = None,
+    favour: float | None = None,
 ) -> Result:
     """Let a run read `text` once, and record which experts each token uses. Keys stay still.
 
     run: a run folder, of which `checkpoint` (best, last or step-N) is opened on `device` (auto, cpu, cuda, cuda:N), or
     what `load` gave. layers: these SoME layers only. html: where a page goes that can be explored; True: to
-    RUN/trace.html, where that may be written.
+    RUN/trace.html, where that may be written. base, favour: of a run with branches, as `load` takes them.
     """
     place = own_place(_find_place(run), "trace.html") if html is True else Path(html) if html else None
     from some_moe.training.runs import load
 
-    loaded = load(run, checkpoint=checkpoint) if isinstance(run, str | Path) else run
+    loaded = load(run, checkpoint=checkpoint, base=base, favour=favour) if isinstance(run, str | Path) else run
     if loaded is not run:  # and it was not refused: torch is loaded now
         from some_moe.training.machine import choose_machine
 
@@ -230,13 +247,19 @@ def trace(
 
 
 def report(
-    runs: "AnyRun | Sequence[AnyRun]", *, out: str | Path | None = None, analyze: bool = True, say: Say = say_nothing
+    runs: "AnyRun | Sequence[AnyRun]",
+    *,
+    out: str | Path | None = None,
+    analyze: bool = True,
+    base: str | Path | None = None,
+    favour: float | None = None,
+    say: Say = say_nothing,
 ) -> Result:
     """Write a run as one page (RUN/report.html and report.md), or several as a comparison (./report.html).
 
     runs: one or several, each a run folder or what `load` gave. out: another place for the page, a name that ends in
     .html; the Markdown lies beside it. analyze: whether a run that was not analysed since its last checkpoint is
-    analysed first. say: is told what is going on.
+    analysed first; base, favour: of one run with branches, as `load` takes them. say: is told what is going on.
 
     Returns every run's final figures, and what is missing, as `findings`, and the two files as `paths`.
     """
@@ -244,6 +267,8 @@ def report(
         raise ConfigError(f"{str(out)!r} is not a page; give a name that ends in .html")
     _refuse_absent(["matplotlib"], "a report")
     several = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    if len(several) > 1 and (base is not None or favour is not None):
+        raise ConfigError("--base and --favour go with one run; report on each run with branches by itself")
     places = [_find_place(run) for run in several]
     if not places:
         raise ConfigError("no run is given; name at least one to report on")
@@ -257,7 +282,7 @@ def report(
         warnings.filterwarnings("ignore", "Glyph")  # a name in letters that the figures' font lacks
         if len(records) > 1:
             return _report_several(records, page)
-        failure = _renew_analysis(records[0], say) if analyze else []
+        failure = _renew_analysis(records[0], say, _find_branches(several[0], base, favour)) if analyze else []
         return _report_one(records[0], page, failure)
 
 
@@ -272,17 +297,19 @@ def _find_own_page(folder: Path) -> Path:
     return own_place(folder, "report.html")
 
 
-def _renew_analysis(run: RunRecord, say: Say) -> list[str]:
-    """Analyse the run if that was not done since its newest checkpoint; return why it was not possible, if so."""
+def _renew_analysis(run: RunRecord, say: Say, branches: dict[str, Any]) -> list[str]:
+    """Analyse the run if that was not done since its newest checkpoint, or at another favour than is asked for; return
+    why it was not possible, if so."""
     if not run.checkpoints:  # there is nothing to replay
         return []
     found = read_part(run.path, "analysis.json", ANALYSIS, [])
-    if found is not None and not find_age(run, found):
+    favour = (found.get("collected") or {}).get("favour") if found else None
+    if found is not None and not find_age(run, found) and branches.get("favour") in (None, favour):
         return []
     say(f"analysing {run.path} first")
     _refuse_absent(DRAWING_LIBRARIES, "drawing", ", or use --no-analyze")
     try:
-        analyze(run.path, say=say)
+        analyze(run.path, say=say, **branches)
     except ConfigError as error:  # its data may have gone: the report then shows what the folder itself holds
         return [f"The analysis could not be made: {error}."]
     return []

@@ -1,7 +1,6 @@
 """`some_moe.grow`, `merge` and `prune`: branches are made, put together and taken out. The base is never written."""
 
 import hashlib
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from some_moe.environment import describe_device
 from some_moe.errors import in_a_sentence
 from some_moe.growth.keys import calibrate, collect_queries, score_margins, spread_keys
 from some_moe.growth.library import BranchedLibrary, rest, widen, widen_config
-from some_moe.growth.opening import GROWN, digest_base, let_learn, open_base, read_grown
+from some_moe.growth.opening import GROWN, digest_base, let_learn, open_base, read_grown, refuse_favour
 from some_moe.growth.sharing import keep_rows, measure_curve
 from some_moe.model.transformer import SomeLM
 from some_moe.sinks.display import Display
@@ -99,11 +98,6 @@ def grow(
         cure = "score: cosine and center_queries: true" if base.config.model.score == "dot" else "longer training"
         display.say(f"the base hardly tells the two apart: a base with {cure} does better, or a higher --share")
     return _finish(trainer, keep, display)
-
-
-def refuse_favour(favour: float) -> None:
-    if not math.isfinite(favour):
-        raise ConfigError(f"--favour {favour} is no number; use one such as -1 or 0.5")
 
 
 def make_branch(name: str, experts: int, trainability: str, lora_rank: int) -> Branch:

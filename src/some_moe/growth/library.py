@@ -67,15 +67,16 @@ class BranchedLibrary(ExpertLibrary):
         for name in ("layer", "seed", "init_method", "sparsity", "kernel", "mix"):
             setattr(self, name, getattr(base, name))
         self.trained = True  # none of it can be made again from a seed alone
-        self.joined: ExpertWeights | None = None
         folded = fold(base.weights())
         for name in self.matrices():
             self.register_buffer(name, getattr(folded, name).detach(), persistent=False)
+            self.register_buffer(f"joined_{name}", None, persistent=False)  # all experts, once nothing learns
         self.branches = nn.ModuleList(BranchExperts(folded, branch) for branch in branches)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """What `.to()` and `.cuda()` call."""
-        self.joined = None
+        for name in self.matrices():
+            setattr(self, f"joined_{name}", None)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -88,19 +89,19 @@ class BranchedLibrary(ExpertLibrary):
         return any(parameter.requires_grad for parameter in self.branches.parameters())
 
     def weights(self) -> ExpertWeights:
-        if self.joined is not None:
-            return self.joined
+        joined = {name: getattr(self, f"joined_{name}") for name in self.matrices()}
+        if joined["up"] is not None:
+            return ExpertWeights(**joined)
         parts = [branch.stacks(self.base) for branch in self.branches]  # type: ignore[operator]
         whole = {
             name: torch.cat([stack, *(part[name].to(stack.dtype) for part in parts)])
             for name, stack in zip(self.matrices(), self.stacks(), strict=True)
         }
-        joined = ExpertWeights(**whole)  # type: ignore[arg-type]
         if not self.learns:
-            self.joined = joined
             for name, stack in whole.items():  # the base's are kept once
+                setattr(self, f"joined_{name}", stack)
                 setattr(self, name, stack[: getattr(self, name).shape[0]])
-        return joined
+        return ExpertWeights(**whole)  # type: ignore[arg-type]
 
 
 def fold(weights: ExpertWeights) -> ExpertWeights:

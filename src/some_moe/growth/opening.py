@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def open_model(
     if learns:
         return let_learn(model)
     offset = grown.favour if favour is None else favour
+    refuse_favour(offset)
 
     def lean(loaded: torch.nn.Module, _: object) -> None:
         assert isinstance(loaded, SomeLM)
@@ -87,6 +89,11 @@ def open_model(
 
     model.register_load_state_dict_post_hook(lean)  # type: ignore[no-untyped-call]
     return model
+
+
+def refuse_favour(favour: float) -> None:
+    if not math.isfinite(favour):
+        raise ConfigError(f"--favour {favour} is no number; use one such as -1 or 0.5")
 
 
 def let_learn(model: SomeLM) -> SomeLM:

@@ -26,7 +26,7 @@ class Run(Views):
         self, path: Path, config: RunConfig, *, checkpoint: str = "best", device: str = "cpu", **more: Any
     ) -> None:
         """more: branches, how a run's are to be opened; and parts that need not be read: tokenizer, step or result."""
-        self.path, self.config, self._branches = path, config, more.pop("branches", {})
+        self.path, self.config, self.opens_branches = path, config, more.pop("branches", {})
         self._folder, self._checkpoint, self._device = RunFolder(path), checkpoint, device
         self.__dict__.update(more)
 
@@ -71,7 +71,7 @@ class Run(Views):
                 self.__dict__.pop(chosen, None)
         config = self.config
         refuse_too_large(config, self._device, training=False)
-        model = open_branches(self.path, device=self._device, **self._branches)
+        model = open_branches(self.path, device=self._device, **self.opens_branches)
         if model is None:
             refuse_other_model(self.checkpoint, config)
             model = SomeLM(config.model, config.gravity, seed=config.train.seed, device=self._device)

@@ -9,6 +9,7 @@ with chdir(Path(__file__).parent):  # matplotlib would read a file `matplotlibrc
 
 from some_moe.glass.figures import curves, keys, usage
 from some_moe.glass.figures.canvas import Drawing, rank_colours
+from some_moe.glass.inspect.branches import list_owners
 from some_moe.glass.inspect.findings import Findings
 
 
@@ -31,6 +32,8 @@ def draw_figures(findings: Findings) -> Iterator[Drawing]:
         yield usage.draw_ranked_usage(layers)
         yield usage.draw_usage_by_depth(layers)
         yield usage.draw_co_selection(findings.collection)
+    if findings.run.grown and "pca" in findings.maps:
+        yield keys.draw_branches(findings.maps["pca"], layers, *list_owners(findings.run.grown, layers[0].num_experts))
     if movements or any(record.get("layers") for record in run.evaluations):
         yield curves.draw_usage_over_steps(run, movements)
     if movements:

@@ -42,6 +42,29 @@ def draw_key_map(maps: Sequence[KeyMap], layers: Sequence[LayerNumbers], colours
     return Drawing(f"keys_{maps[0].method}", figure, " ".join([f"{caption}chosen. {COLOUR_RULE}", *notes]))
 
 
+@styled
+def draw_branches(
+    maps: Sequence[KeyMap], layers: Sequence[LayerNumbers], names: Sequence[str], owners: np.ndarray
+) -> Drawing:
+    """The keys of a base and of its branches on one map a layer. owners (E,): the number of each expert's name."""
+    figure, panels, _ = canvas.make_layer_panels(len(maps), "Keys of the base and its branches", height=3.6, small=2.4)
+    colours = [canvas.GREY, *canvas.spectrum(np.linspace(0, 1, len(names) - 1))]
+    for axes, key_map, layer in zip(panels, maps, layers, strict=True):
+        sizes = np.minimum(26 + 40 * np.array(layer.loads), LARGEST_POINT) * min(1.0, 60 / len(owners))
+        for number, name in enumerate(names):
+            x, y = key_map.points[owners == number].T
+            marker = "o" if number == 0 else "Ds^vPX"[(number - 1) % 6]
+            look = {"c": colours[number], "marker": marker, "edgecolors": "white", "linewidths": 0.5}
+            axes.scatter(x, y, s=sizes[owners == number], label=name, zorder=3 if number else 2.5, **look)  # type: ignore[arg-type]
+        axes.set(title=f"layer {layer.layer}", xlabel="PCA 1", ylabel="PCA 2")
+        axes.set_aspect("equal", adjustable="datalim")
+    canvas.add_legend_below(figure, panels[0], min(4, len(names)))
+    caption = (
+        "Each point is an expert's key at unit length; its size is the expert's load in the text that was replayed."
+    )
+    return Drawing("keys_branches", figure, caption)
+
+
 def _scatter(
     axes: Axes, points: np.ndarray, sizes: np.ndarray, colours: Sequence[str], *, hollow: np.ndarray, labels: bool
 ) -> None:

@@ -4,6 +4,7 @@ Shapes: L SoME layers, N real tokens, K experts a token, E experts, D model widt
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,14 +36,19 @@ def collect_run(
     max_tokens: int = MAX_TOKENS,
     checkpoint: str = "best",
     device: torch.device | str = "cpu",
+    **branches: Any,
 ) -> Collection:
-    """Open a run, and replay one of its own splits: the text that it was trained on, and no other."""
+    """Open a run, and replay one of its own splits: the text that it was trained on, and no other.
+
+    branches: base and favour of a run that has any, as `load` takes them.
+    """
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is not known; use one of {', '.join(SPLITS)}")
-    run = load(path, checkpoint=checkpoint)
+    run = load(path, checkpoint=checkpoint, **branches)
     run.model  # noqa: B018 - one that does not fit is refused before its text is read, which may take long
     seen = collect(run, getattr(run.read_data(), split), split=split, max_tokens=max_tokens, device=device)
     seen.meta["state"] = hash_state(run.checkpoint)
+    seen.meta["favour"] = branches.get("favour")
     seen.meta["newest"] = max(list_steps(run.path / "checkpoints"))
     return seen
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from some_moe.glass.inspect.branches import measure_branches
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.communities import count_pairs
 from some_moe.glass.inspect.forms import VERSION
@@ -11,6 +12,7 @@ from some_moe.glass.inspect.layers import RULES, LayerNumbers, measure_layers, s
 from some_moe.glass.inspect.movement import LayerMovement, trace_movement
 from some_moe.glass.inspect.projections import KeyMap
 from some_moe.glass.inspect.runs import RunRecord
+from some_moe.training.run_folder import RunFolder
 
 MOST_LISTED_EXPERTS = 64  # matrices of more would make the file unreadable; the collection still holds them
 
@@ -24,6 +26,7 @@ class Findings:
     layers: Sequence[LayerNumbers]  # empty without a collection, and for dense models
     movements: Sequence[LayerMovement]  # empty with fewer than two snapshots
     maps: dict[str, list[KeyMap]] = field(default_factory=dict)  # by method, one a layer; added as they are made
+    branches: Sequence[dict[str, Any]] = ()  # of a run that has any: who serves what
 
     @property
     def has_keys(self) -> bool:
@@ -61,6 +64,7 @@ class Findings:
                 method: [{"points": one.points.tolist(), "note": one.note} for one in maps]
                 for method, maps in self.maps.items()
             },
+            "branches": list(self.branches) or None,
             "movement": [movement.to_dict() for movement in self.movements],
             "curves": {
                 "train_loss": {"columns": losses, "rows": train},
@@ -83,9 +87,13 @@ class Findings:
 
 def look_inside(run: RunRecord, collection: Collection | None) -> Findings:
     """Measure what can be measured; maps of the keys are added to `maps` by whoever makes them."""
+    branches: Sequence[dict[str, Any]] = ()
+    if run.grown is not None and collection is not None:
+        branches = measure_branches(run.grown, collection, RunFolder(run.path).read_tokenizer())
     return Findings(
         run=run,
         collection=collection,
         layers=[] if collection is None else measure_layers(collection),
         movements=trace_movement(run.snapshots),
+        branches=branches,
     )

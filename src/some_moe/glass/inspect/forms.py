@@ -15,13 +15,17 @@ NAME = matches("[a-z][a-z0-9_]{0,60}")  # of a figure: it names a file, so that 
 LAYER = fields(count="layer experts_used num_experts respawns?", counts="generalists? under_used?")
 LAYER |= fields(number="gini entropy_bits max_entropy_bits hash_gini? max_load? gate_entropy_nats?")
 LAYER |= fields(number="query_collinearity? query_effective_rank?")
-COLLECTED = fields(text="run split router? state?", texts="notes", number="loss", switch="center_queries?")
+COLLECTED = fields(text="run split router? state?", texts="notes", number="loss favour?", switch="center_queries?")
 COLLECTED |= fields(count="step num_experts top_k stories num_tokens newest?", counts="depths")
+BRANCH = fields(text="name", number="share", numbers="by_layer") | {
+    "words": [fields(text="text", count="count", number="share")]
+}
 ANALYSIS = fields(count="format_version", texts="missing") | {
     "of?": fields(count="step? newest?", text="state?"),
     "collected?": COLLECTED,
     "rules": fields(text="generalists under_used hash_gini"),
     "layers": [LAYER],
+    "branches?": [BRANCH],
     "movement": [fields(count="layer", numbers="drift")],
     "figures": [fields(text="title caption") | {"name": NAME}],
 }

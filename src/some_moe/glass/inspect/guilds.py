@@ -71,17 +71,22 @@ class Effort:
 
 
 def analyze_guilds(
-    run_path: Path, collection: Collection, *, control: Path | None = None, effort: Effort | None = None
+    run_path: Path,
+    collection: Collection,
+    *,
+    control: Path | None = None,
+    effort: Effort | None = None,
+    **branches: Any,
 ) -> dict[str, Any]:
     """Find and judge the guilds of a run: what guilds.json holds.
 
     collection: what collect() saw of this run. control: another run (such as one whose keys never moved) that is
-    analysed in the same way on the same text; it must have the same tokenizer.
+    analysed in the same way on the same text; it must have the same tokenizer. branches: see `collect_run`.
     """
     step, effort = collection.meta["step"], effort or Effort()
     if not (Path(run_path) / "checkpoints" / f"step-{step}").exists():
         raise ConfigError(f"{str(run_path)!r} went on training and no longer has step {step}; analyse it again")
-    run = _open(run_path, f"step-{step}")
+    run = _open(run_path, f"step-{step}", **branches)
     other = None if control is None else _open(control, "best")
     if other is not None and other.tokenizer.to_json() != run.tokenizer.to_json():
         raise ConfigError(f"the control {str(control)!r} has another tokenizer; give a run on the same data")
@@ -92,9 +97,9 @@ def analyze_guilds(
     return result
 
 
-def _open(path: Path, checkpoint: str) -> Run:
+def _open(path: Path, checkpoint: str, **branches: Any) -> Run:
     """A run whose model has experts."""
-    run = load(path, checkpoint=checkpoint)
+    run = load(path, checkpoint=checkpoint, **branches)
     if not run.model.layers:
         raise ConfigError(f"{str(path)!r} has no SoME layer, so it has no guilds; give a run with model.ffn: some")
     return run

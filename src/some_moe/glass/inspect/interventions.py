@@ -53,8 +53,9 @@ def exchange_experts(layer: SomeLayer, order: np.ndarray) -> list[StandIn]:
     """Expert order[i] sits at key i: the keys stay, the experts' weights move. order (E,): each of them once."""
     places = torch.as_tensor(order, device=layer.library.up.device)
     library = layer.library
+    library.weights()  # of a base and its branches, all experts are joined now
     tensors = [*library.named_parameters(recurse=False), *library.named_buffers(recurse=False)]
-    return [(library, name, tensor.detach()[places]) for name, tensor in tensors]
+    return [(library, name, tensor.detach()[places]) for name, tensor in tensors if len(tensor) == len(places)]
 
 
 def fit_bias(scores: Tensor, loads: Tensor, top_k: int) -> Tensor:

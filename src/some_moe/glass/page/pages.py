@@ -37,7 +37,7 @@ def make_page(run: RunRecord, analysis: Analysis, curves: list[blocks.Figure], m
         Section("At a glance", [blocks.Numbers(headline(run)), *([Notice(PADDED)] if padded else [])]),
         Section("Configuration", _show_configuration(run)),
         Section("Results", _show_results(run, curves) or [Notice("Nothing was recorded yet.")]),
-        *([Section("Branches", _show_branches(run.grown))] if run.grown else []),
+        *([Section("Branches", _show_branches(run.grown, analysis))] if run.grown else []),
         *make_inside(run, analysis),
         Section("Samples", _show_samples(run) or [Notice("No texts were sampled in training.")]),
         Section("Provenance", _show_provenance(run)),
@@ -152,7 +152,17 @@ FAVOUR_COLUMNS = [
 ]
 
 
-def _show_branches(grown: Record) -> list[Block]:
+SERVED_COLUMNS = [
+    text_column("Part", "name"),
+    number_column("Serves", "share", ".1%"),
+    Column("By layer", lambda part: ", ".join(f"{share:.0%}" for share in part["by_layer"])),
+    Column(
+        "Words it took over", lambda part: ", ".join(f"{w['text'].strip()} {w['share']:.0%}" for w in part["words"])
+    ),
+]
+
+
+def _show_branches(grown: Record, analysis: Analysis) -> list[Block]:
     """What was added to the base, and how the favour moves what is won and what is lost."""
     kinds = {"full": "whole", "lora": "by a low-rank update of rank {lora_rank}"}
     rows = [branch | {"how": kinds[branch["trainability"]].format(**branch)} for branch in grown["branches"]]
@@ -164,7 +174,17 @@ def _show_branches(grown: Record) -> list[Block]:
         )
         caption += f"text ({grown['kept']}); served: by the branch, of all selections."
         shown.append(Table.of(FAVOUR_COLUMNS, grown["curve"], caption))
-    return shown
+    served, seen = analysis.record.get("branches") or [], analysis.record.get("collected") or {}
+    if served:
+        favour = grown["favour"] if seen.get("favour") is None else seen["favour"]
+        caption = (
+            f"Of all selections in the {seen.get('split')} split that was replayed, at favour {favour:+.1f}; words: "
+        )
+        caption += (
+            "those most often given to the branch, of those that occur five times or more, with its share of each."
+        )
+        shown.append(Table.of(SERVED_COLUMNS, served, caption))
+    return [*shown, *analysis.gallery("keys_branches")]
 
 
 # --- the rest -----------------------------------------------------------------------------------------------
