@@ -97,6 +97,7 @@ def make_scenarios() -> dict[str, Scenario]:
     found.append(
         Scenario("trace/plain", ("trace", "run", "Once upon a time", "--html", "run/trace.html"), (), (plain,))
     )
+    found += grow_scenarios()
     if not missing_libraries():
         old = ("analyze", "run", "--checkpoint", f"step-{BACK_TO + 1}", "--max-tokens", "40", "--no-guilds")
         analyze = ("analyze", "run", "--max-tokens", "60")
@@ -107,6 +108,25 @@ def make_scenarios() -> dict[str, Scenario]:
         )
         found.append(Scenario("report/no-analyze", ("report", "run", "--no-analyze"), (), (plain,)))
     return {scenario.name: scenario for scenario in found}
+
+
+def grow_scenarios() -> list[Scenario]:
+    """Branches on a base, put together and taken out. The text is the base's own: it is the files that are judged."""
+    base = ("train", *TINY_RUN, "--out", "base")
+    few = ("--experts", "2", "--steps", "4", "--data.train-subset-size", "12", "--data.val-subset-size", "2")
+    few = (*few, "--data.batch-size", "4", "--train.save-every", "1", "--train.device", "cpu")
+    found, grown = [], {}
+    for kind in ("full", "lora"):
+        words = ("grow", "base", "--data", "stories", *few, "--trainability", kind)
+        grown[kind] = (*words, "--out", kind)
+        again = (*words, "--out", "run", "--resume")
+        found.append(Scenario(f"grow/{kind}", (*words, "--out", "run"), (again,), (base,)))
+    branches = (base, *grown.values())
+    merge = ("merge", "full", "lora")
+    found.append(Scenario("merge/two", (*merge, "--out", "run"), (), branches))
+    prune = ("prune", "both", "--branch", "lora", "--out", "run")
+    found.append(Scenario("prune/one", prune, (), (*branches, (*merge, "--out", "both"))))
+    return found
 
 
 def missing_libraries() -> list[str]:

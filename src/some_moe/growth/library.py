@@ -90,7 +90,7 @@ class BranchedLibrary(ExpertLibrary):
 
     def weights(self) -> ExpertWeights:
         joined = {name: getattr(self, f"joined_{name}") for name in self.matrices()}
-        if joined["up"] is not None:
+        if joined["up"] is not None and not self.learns:
             return ExpertWeights(**joined)
         parts = [branch.stacks(self.base) for branch in self.branches]  # type: ignore[operator]
         whole = {
