@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from some_moe.config import GravityConfig, ModelConfig
 from some_moe.data.batches import Rows
+from some_moe.model.router import KeyRouter
 from some_moe.stories.generator import tell_many
-from tools.grow_study import plan
+from tools.grow_study import library, plan
 from tools.grow_study.__main__ import hide_path, main
 from tools.grow_study.cells import find_ready, run_cell
 from tools.grow_study.figure import find_frontier
+from tools.grow_study.library import ContextRouter
 from tools.grow_study.page import Results, judge, make_page
 from tools.grow_study.plan import METHODS, REPLAY, Cell, Study, best_point, choose_rate, find_rates, parse_cell
 from tools.grow_study.texts import add_rows, join, mix_rows, read_splits
@@ -166,6 +169,7 @@ def test_the_page_says_whether_the_claim_holds(tmp_path: Path, ours: float, sent
 def test_a_control_that_is_missing_leaves_the_claim_open() -> None:
     some = {name: gained for name, gained in RIVALS.items() if name != "gate"} | {"grow": 1.5}
     words = " ".join(judge(Results(make_up(some))))
+    assert "Not measured yet" in judge(Results(make_up(some)), "grow-context")[0]
     assert "**The claim does not hold**: a gate for each expert is not measured" in words
 
 
@@ -285,6 +289,38 @@ def test_no_path_of_a_machine_stands_in_a_result() -> None:
     assert hide_path("--size") == "--size"
 
 
+def make_router(monkeypatch: pytest.MonkeyPatch, weight: float) -> ContextRouter:
+    """Six experts of a base, and branches of two and one."""
+    monkeypatch.setattr(library, "CONTEXT", weight)
+    config = ModelConfig(d_model=16, num_heads=2, num_experts=9, d_ffn=8, top_k=2, score="cosine")
+    router = KeyRouter(config, GravityConfig.off(), 0, 0)
+    router.__class__ = ContextRouter
+    assert isinstance(router, ContextRouter)
+    router.sizes, router.segments = (2, 1), None
+    return router
+
+
+def test_a_router_that_looks_back_sees_what_came_before_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
+    router = make_router(monkeypatch, 0.0)
+    plain = KeyRouter.choose(router, query, 2)
+    assert all(torch.equal(a, b) for a, b in zip(router.choose(query, 2), plain, strict=True))
+    router = make_router(monkeypatch, 3.0)
+    scores = router.score(query)
+    leaning = router.lean(scores, 2, None)
+    assert not leaning[..., :6].any()
+    assert torch.equal(leaning[..., 6], leaning[..., 7])
+    spoke = scores[0, :3, 8] - scores[0, :3, :6].topk(2, dim=-1).values[:, -1]
+    weights = torch.tensor([0.95**2, 0.95, 1.0])
+    assert leaning[0, 2, 8].item() == pytest.approx(3 * float((weights * spoke).sum() / weights.sum()), rel=1e-5)
+    later = query.clone()
+    later[:, 5:] += 1
+    assert torch.equal(router.lean(router.score(later), 2, None)[:, :5], leaning[:, :5])
+    apart = router.lean(scores, 2, torch.tensor([[0] * 3 + [1] * 5] * 2))
+    assert torch.allclose(apart[:, 3:], router.lean(scores[:, 3:], 2, None), atol=1e-5)
+    assert torch.allclose(apart[:, :3], leaning[:, :3])
+
+
 @pytest.mark.slow
 def test_every_method_runs_and_the_page_shows_it(study: Study, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -318,6 +354,8 @@ def test_every_method_runs_and_the_page_shows_it(study: Study, tmp_path: Path) -
         )
     held = results["adapters"]["rows"][0]["test"]
     assert held["base"] == results["adapters"]["told"][0]["test"]["base"]  # told or held back, old text is the base's
+    alike = [results[name]["rows"][-1]["test"]["gained"] for name in ("grow", "grow-wide", "grow-context")]
+    assert len({*alike}) == 3
     page = make_page(of_all.out, tmp_path / "docs" / "studies" / "grow.md")
     text = page[tmp_path / "docs" / "studies" / "grow.md"].decode()
     assert all(METHODS[name].words in text for name in METHODS)

@@ -11,6 +11,8 @@ FARTHEST = 0.6  # nats lost that are still shown
 LOOKS: dict[str, dict[str, Any]] = {
     "grow": {"color": BLUE, "marker": "o", "linewidth": 2.4, "zorder": 5},
     "grow-lora": {"color": BLUE, "marker": "o", "markerfacecolor": "white", "linewidth": 1.2},
+    "grow-wide": {"color": BLUE, "marker": "s", "linestyle": "--"},
+    "grow-context": {"color": INK, "marker": "o", "linewidth": 2.4, "zorder": 5},
     "gradient": {"color": ORANGE, "marker": "s"},
     "centroid": {"color": ORANGE, "marker": "^", "linestyle": "--"},
     "gate": {"color": ORANGE, "marker": "v", "linestyle": ":"},

@@ -27,7 +27,8 @@ from tools.grow_study.plan import (
     read_cells,
 )
 
-OURS = "grow"
+OURS = "grow"  # as `some grow` makes it
+LOOKING_BACK = "grow-context"
 AHEAD, WITHIN = 0.05, 0.1  # nats, of the claim
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by the number of seeds
 CEILINGS = ("adapters-told", "alone-told", "joint", "joint-dense")
@@ -140,6 +141,10 @@ def make_page(folder: Path, out: Path) -> dict[Path, bytes]:
         *describe(results),
         "## The claim",
         *judge(results),
+        "### A library that looks back",
+        "Branches are chosen by the text before a token too (`ContextRouter` in `tools/grow_study/library.py`): part "
+        "of this study, and not of `some grow`. The same claim for it:",
+        *judge(results, LOOKING_BACK),
         "## Lost against gained",
         f"![{drawing.title}]({link})",
         drawing.caption,
@@ -206,12 +211,12 @@ def describe(results: Results) -> list[str]:
     ]
 
 
-def judge(results: Results) -> list[str]:
+def judge(results: Results, library: str = OURS) -> list[str]:
     """The claim, item by item."""
-    ours = results.at(OURS, CHOSEN_AT)
+    ours = results.at(library, CHOSEN_AT)
     if not ours:
         return ["Not measured yet: the library's cells are missing."]
-    rivals = [name for name, method in METHODS.items() if not method.needs and not name.startswith(OURS)]
+    rivals = [name for name, method in METHODS.items() if not method.needs and not name.startswith("grow")]
     rows, holds, worst = [], True, ""
     for name in rivals:
         theirs = results.at(name, CHOSEN_AT)
@@ -241,7 +246,7 @@ def judge(results: Results) -> list[str]:
     verdict = "**The claim holds.**" if holds and near else "**The claim does not hold**: " + (
         worst or f"adapters that are told the domain are {distance} ahead, and {WITHIN} was allowed"
     ) + "."  # fmt: skip
-    lost = [results.lost(OURS, seed, row) for seed, row in ours.items()]
+    lost = [results.lost(library, seed, row) for seed, row in ours.items()]
     return [
         f"For the library merged from all domains, where valid loses at most {CHOSEN_AT} nats: gained at least {AHEAD} "
         "below every control without old text and labels, by more than the interval over seeds (95 %, paired), "
@@ -281,7 +286,7 @@ def compare(results: Results) -> list[str]:
 def label(name: str) -> str:
     method = METHODS[name]
     mark = " ‡" if method.needs == TOLD else " †" if method.needs else ""
-    return f"**{method.words}**" if name == OURS else method.words + mark
+    return f"**{method.words}**" if name in (OURS, LOOKING_BACK) else method.words + mark
 
 
 def costs(records: Sequence[Mapping[str, Any]], stored: str = "stored_bytes") -> list[str]:

@@ -67,6 +67,8 @@ WHOLE = (3e-5, 1e-4, 3e-4)
 METHODS = {
     "grow": Method(words="library, keys by gravity", family="gravity", rates=BRANCH, effort=3),
     "grow-lora": Method(words="library, low-rank branches", family="gravity", rates=LOW_RANK, effort=3),
+    "grow-wide": Method(words="library, learned with more text", family="gravity", rates=BRANCH, effort=3),
+    "grow-context": Method(words="library, looking back", family="gravity", rates=BRANCH, effort=3),
     "gradient": Method(words="gradient keys", family="gradient", rates=BRANCH, effort=2),
     "centroid": Method(words="one centroid a domain", family="gravity", rates=BRANCH, effort=2),
     "gate": Method(words="a gate for each expert", family="gravity", rates=(3e-3, 1e-2, 3e-2)),
