@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from torch import Tensor
 import some_moe
 from some_moe.cli import main
 from some_moe.config import ConfigError, TrainingStoppedError
+from some_moe.glass.figures.keys import draw_branches
 from some_moe.glass.inspect.branches import list_owners, measure_branches
 from some_moe.glass.inspect.collection import ARRAYS, Collection
 from some_moe.glass.inspect.interventions import exchange_experts, knock_out, stand_in
+from some_moe.glass.inspect.projections import KeyMap
 from some_moe.growth.library import BranchedLibrary
 from some_moe.growth.opening import read_grown
 from some_moe.growth.sharing import FAVOURS, score_texts, served
@@ -390,3 +393,16 @@ def test_experts_of_branches_are_exchanged_and_taken_away_as_others_are(place: P
             routing = run.model(torch.full((1, 4), 7)).routings[0]
     assert routing.experts is not None
     assert {10} < set(routing.experts.flatten().tolist()) <= {*range(8), 10}
+
+
+def test_a_map_of_branches_bears_any_name() -> None:
+    draw = np.random.default_rng(0)
+    maps = [KeyMap(method="pca", points=draw.normal(size=(5, 2)))] * 2
+    layers = [SimpleNamespace(layer=number, loads=[0.0, 1, 2, 3, 4]) for number in range(2)]
+    names = ["base", "_a$b$^", "x" * 300]
+    drawing = draw_branches(maps, layers, names, np.array([0, 0, 1, 1, 2]))  # type: ignore[arg-type]
+    drawing.figure.draw_without_rendering()
+    legend = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
+    assert legend[0] == "base"
+    assert legend[1].endswith(r"_a\$b\$^")
+    assert len(legend[2]) < 50

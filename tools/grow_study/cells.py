@@ -138,6 +138,9 @@ def start(study: Study, cell: Cell) -> "subprocess.Popen[bytes]":
     logs = study.work / "logs"
     logs.mkdir(exist_ok=True)
     words = [sys.executable, "-m", "tools.grow_study", "cell", "--work", str(study.work), cell.name]
+    share_out = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // study.processes))}
     places = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
     with (logs / f"{cell.name}.txt").open("wb") as log:
-        return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": places})
+        return subprocess.Popen(
+            words, cwd=ROOT, stdout=log, stderr=log, env=share_out | os.environ | {"PYTHONPATH": places}
+        )

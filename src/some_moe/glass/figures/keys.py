@@ -8,6 +8,7 @@ from matplotlib.collections import LineCollection
 
 from some_moe.glass.figures import canvas
 from some_moe.glass.figures.canvas import INK, SOFT, Drawing, styled
+from some_moe.glass.figures.curves import show_name
 from some_moe.glass.inspect.layers import LayerNumbers
 from some_moe.glass.inspect.movement import LayerMovement
 from some_moe.glass.inspect.projections import KeyMap
@@ -55,7 +56,7 @@ def draw_branches(
             x, y = key_map.points[owners == number].T
             marker = "o" if number == 0 else "Ds^vPX"[(number - 1) % 6]
             look = {"c": colours[number], "marker": marker, "edgecolors": "white", "linewidths": 0.5}
-            axes.scatter(x, y, s=sizes[owners == number], label=name, zorder=3 if number else 2.5, **look)  # type: ignore[arg-type]
+            axes.scatter(x, y, s=sizes[owners == number], label=show_name(name), zorder=3 if number else 2.5, **look)  # type: ignore[arg-type]
         axes.set(title=f"layer {layer.layer}", xlabel="PCA 1", ylabel="PCA 2")
         axes.set_aspect("equal", adjustable="datalim")
     canvas.add_legend_below(figure, panels[0], min(4, len(names)))
