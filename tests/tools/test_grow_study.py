@@ -197,6 +197,15 @@ def test_a_rate_at_the_end_is_tried_beyond(study: Study) -> None:
     assert [(cell.seed, cell.rate) for cell, _ in plan.list_cells(of_one, cells)][-1] == (1, high)
 
 
+def test_joint_training_is_chosen_by_all_that_it_learns() -> None:
+    cells = make_up({"joint": 0.5}, seeds=(0,))
+    for rate, worse in zip(METHODS["joint"].rates, (0.4, 0.2, 0.5), strict=True):
+        cell = cells[Cell("joint", 0, rate).name]
+        cell["rows"] = cell["rows"][2:]  # which loses more than any limit
+        cell["rows"][0]["valid"] |= {"base": 3.3 + worse, "gained": 4.0}
+    assert choose_rate("joint", cells, 0) == METHODS["joint"].rates[1]
+
+
 def test_the_base_itself_stands_where_every_point_loses_too_much() -> None:
     cells = make_up({"turn": 0.5}, seeds=(0,))
     base = cells["base-dense-seed0"]

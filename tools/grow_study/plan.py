@@ -183,7 +183,8 @@ def list_cells(study: Study, results: Mapping[str, Mapping[str, Any]]) -> Iterat
 
 
 def find_rates(method: str, results: Mapping[str, Mapping[str, Any]], seed: int) -> dict[float, float | None]:
-    """The rates that the first seed tries, with what each gains on valid; None for those that are not done.
+    """The rates that the first seed tries, with what each gains on valid (joint training: with its loss on the base's
+    text); None for those that are not done.
 
     Where the best of them is the lowest or the highest, one beyond it follows.
     """
@@ -193,6 +194,9 @@ def find_rates(method: str, results: Mapping[str, Mapping[str, Any]], seed: int)
         cell = results.get(Cell(method, seed, rate).name)
         if cell is None or base is None:
             return None
+        if len(cell["rows"]) == 1:  # no curve: everything was learned at once
+            only = cell["rows"][0]["valid"]
+            return float(only["base"] + only["gained"])
         return float(best_point(cell["rows"], base, CHOSEN_AT)["valid"]["gained"])
 
     rates = sorted(METHODS[method].rates)
