@@ -122,8 +122,8 @@ BUDGETS = {
     "__init__": 60,
     "__main__": 20,
 }
-# The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five. Gated
-# experts, texts told side by side and the table of a run's phases took 200.
+# The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five.
+# Gated experts, texts told side by side and the table of a run's phases took 200.
 CORE_BUDGET, ALL_BUDGET = 6_350, 28_700
 
 
