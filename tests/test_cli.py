@@ -232,7 +232,7 @@ def test_help_ends_with_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> No
     assert [line.split()[0] for line in ends.splitlines()] == ["0", "1", "2", "130", "141"]
 
 
-@pytest.mark.parametrize("word", ["help", "export", "nope"])
+@pytest.mark.parametrize("word", ["help", "upload", "nope"])
 def test_a_word_that_is_near_none_is_answered_by_the_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
     assert capsys.readouterr().err == f"some: {word!r} is not a command of `some`; see `some --help`\n"

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from some_moe.fast import accelerate
     from some_moe.glass.api import analyze, report, trace
     from some_moe.growth.api import grow, merge, prune
+    from some_moe.hf.exporting import export
+    from some_moe.hf.grafting import graft
     from some_moe.model.layer import SomeLayer
     from some_moe.model.transformer import SomeLM
     from some_moe.training.runs import load
@@ -26,6 +28,8 @@ _HOMES = {
     "grow": "some_moe.growth.api",
     "merge": "some_moe.growth.api",
     "prune": "some_moe.growth.api",
+    "export": "some_moe.hf.exporting",
+    "graft": "some_moe.hf.grafting",
     "ModelConfig": "some_moe.config",
     "GravityConfig": "some_moe.config",
     "DataConfig": "some_moe.config",
@@ -42,6 +46,8 @@ __all__ = [
     "TrainConfig",
     "accelerate",
     "analyze",
+    "export",
+    "graft",
     "grow",
     "load",
     "merge",

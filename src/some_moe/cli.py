@@ -104,6 +104,7 @@ COMMANDS: Commands = {
     "grow": ("add experts that learn a new text; nothing old changes", "growing:grow_branch"),
     "merge": ("put what was grown side by side", "growing:merge_branches"),
     "prune": ("take a branch out again", "growing:prune_branch"),
+    "export": ("write a run as a folder for transformers", "sharing:export_run"),
     "eval": ("score a trained model on text", "training:evaluate_run"),
     "generate": ("let a trained model write", "training:generate_text"),
     "analyze": ("look inside a run: usage, keys, movement, guilds", "glassbox:analyze_run"),

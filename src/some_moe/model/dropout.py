@@ -20,7 +20,7 @@ class Dropout(nn.Module):
     def __init__(self, share: float, place: int) -> None:
         """place: a number of its own for every place in the model."""
         super().__init__()
-        self.share = share
+        self.share, self.place = share, place
         self.words: Tensor
         self.register_buffer("words", torch.tensor(derive_key(STREAM, place), dtype=torch.int32), persistent=False)
 

@@ -116,14 +116,14 @@ def write_new(path: Path, contents: str) -> bool:
     return True
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:
     """Write torch tensors as a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         with write_beside(path) as scratch:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, scratch)
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, scratch, metadata)
     except SafetensorError as error:
         raise OSError(str(error)) from None
 

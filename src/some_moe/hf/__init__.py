@@ -1,0 +1,19 @@
+"""SoME models and layers in Hugging Face transformers. To import this lets its auto classes open exported folders."""
+
+from some_moe.config import ConfigError
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM
+except ImportError:
+    raise ConfigError("some_moe.hf needs transformers; run pip install 'some-moe[hf]'") from None
+
+from some_moe.hf.exporting import export
+from some_moe.hf.grafting import graft
+from some_moe.hf.modeling import SomeForCausalLM
+from some_moe.hf.modeling_some import SomeConfig
+from some_moe.hf.recording import GravityCallback
+
+__all__ = ["GravityCallback", "SomeConfig", "SomeForCausalLM", "export", "graft"]
+
+AutoConfig.register("some_moe", SomeConfig, exist_ok=True)
+AutoModelForCausalLM.register(SomeConfig, SomeForCausalLM, exist_ok=True)

@@ -1,0 +1,326 @@
+"""Exported folders: what is in them, what opens them, and what is refused."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import some_moe
+from some_moe.cli import main
+from some_moe.config import RunConfig
+from some_moe.config.parameters import count_parameters
+from some_moe.hf import SomeConfig, SomeForCausalLM, export, modeling_some
+from some_moe.model.expert_weights import checksum
+from some_moe.training.generation import generate_tokens
+from tests.hf.test_models import CLASSES, IDS, compare_logits, quiet_generate, small_config
+from tests.shared.typed import refused
+from tests.shared.untrained import make_tokenizer, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run") / "small", small_config("plain"))
+
+
+@pytest.fixture(scope="module")
+def folder(run: Path) -> Path:
+    assert main(["export", str(run), str(run.parent / "out")]) == 0
+    return run.parent / "out"
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """An exported folder to change."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+# --- what is in it --------------------------------------------------------------------------------------------------
+
+
+def test_no_frozen_expert_is_in_the_file_and_the_config_knows_their_seed(run: Path, folder: Path) -> None:
+    names = load_file(folder / "model.safetensors").keys()
+    assert not [name for name in names if name.endswith((".up", ".down"))]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model"]["expert_seed"] == 7
+    wanted = [library.checksum() for library in some_moe.load(run).model.libraries]
+    assert config["checksums"] == wanted
+
+
+def test_the_sums_of_experts_are_parts_of_their_layers_checksum(run: Path) -> None:
+    library = some_moe.load(run).model.libraries[1]
+    parts = [modeling_some.add_bits([stack[e] for stack in library.stacks()], e) for e in library.experts]
+    assert f"{sum(parts) & 0xFFFFFFFFFFFFFFFF:016x}" == checksum(library.stacks())
+
+
+def test_the_card_tells_parameters_seed_checksums_and_how_to_load(run: Path, folder: Path) -> None:
+    card = (folder / "README.md").read_text()
+    config = some_moe.load(run).config
+    assert f"| in all | {count_parameters(config.model).total:,} |" in card
+    assert "`expert_seed` 7" in card
+    assert all(value in card for value in json.loads((folder / "config.json").read_text())["checksums"])
+    assert "trust_remote_code=True" in card
+    from huggingface_hub import ModelCard
+
+    assert ModelCard(card).data.library_name == "transformers"
+
+
+def test_the_same_run_gives_the_same_bytes(run: Path, folder: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "again")
+    assert {f.name: f.read_bytes() for f in folder.iterdir()} == {
+        f.name: f.read_bytes() for f in (tmp_path / "again").iterdir()
+    }
+
+
+# --- what opens it --------------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_gives_our_ids_and_pads_on_the_left(folder: Path) -> None:
+    ours, theirs = make_tokenizer(), AutoTokenizer.from_pretrained(folder)
+    for text in ("abc defg", "  two  spaces\n", "naïve ☃", "a <|eos|> in the text", ""):
+        assert theirs(text).input_ids == [1, *ours.encode(text)]
+        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == text
+    batch = theirs(["abc", "abc defg abc"], padding=True, return_tensors="pt")
+    assert set(batch) == {"input_ids", "attention_mask"}
+    assert int(batch.input_ids[0, 0]) == theirs.pad_token_id == 0
+
+
+def test_a_pipeline_writes(folder: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    assert write("abc", max_new_tokens=4, do_sample=False)[0]["generated_text"].startswith("abc")
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_way_to_generate_gives_our_tokens(run: Path, folder: Path, kind: str) -> None:
+    model = CLASSES[kind].from_pretrained(folder)
+    tokens = torch.stack(list(generate_tokens(some_moe.load(run).model, IDS[:1], 8)), 1)
+    for options in ({"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 3}, {"num_beams": 1}):
+        assert torch.equal(quiet_generate(model, IDS[:1], **options), tokens)
+    assert quiet_generate(model, IDS, num_beams=3).shape == (2, 8)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_is_saved_again_is_the_same(folder: Path, kind: str, tmp_path: Path) -> None:
+    model = CLASSES[kind].from_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    again = CLASSES[kind].from_pretrained(tmp_path)
+    assert again.config.checksums == model.config.checksums
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("way", ["loaded", "cast"])
+def test_in_bfloat16_the_keys_stay_in_float32(run: Path, folder: Path, kind: str, way: str) -> None:
+    ours = some_moe.load(run).model
+    if way == "loaded":
+        model = CLASSES[kind].from_pretrained(folder, dtype=torch.bfloat16)
+    else:
+        model = CLASSES[kind].from_pretrained(folder).to(torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    for block, layer in zip(model.model.blocks, ours.layers, strict=True):
+        assert layer.state is not None
+        assert torch.equal(block.ffn.key_router.state.keys, layer.state.keys)
+    with torch.no_grad():
+        wanted, found = ours(IDS).logits, model(IDS).logits.float()
+    assert float((found - wanted).abs().median()) < 0.05 * float(wanted.std())
+    assert quiet_generate(model, IDS).shape == (2, 8)
+
+
+def test_few_experts_can_be_kept_and_the_rest_made_again(folder: Path) -> None:
+    for kind in CLASSES.values():
+        model = kind.from_pretrained(folder)
+        lean = kind.from_pretrained(folder, kept_experts=2)
+        assert all(not library.made for library in lean.libraries), "nothing is made before it is chosen"
+        with torch.no_grad():
+            torch.testing.assert_close(lean(IDS).logits, model(IDS).logits, rtol=0, atol=1e-5)
+        assert all(1 <= len(library.made) <= 2 for library in lean.libraries)
+
+
+def test_all_experts_at_once_are_the_same_experts(folder: Path) -> None:
+    model = SomeForCausalLM.from_pretrained(folder)
+    assert all(len(library.made) == library.num_made for library in model.make_experts().libraries)
+    with torch.no_grad():
+        whole = model(IDS).logits
+        assert torch.equal(model(IDS).logits, whole)
+        assert all(library.stacks is not None for library in model.libraries)  # type: ignore[attr-defined]
+        torch.testing.assert_close(whole, SomeForCausalLM.from_pretrained(folder)(IDS).logits, rtol=0, atol=1e-5)
+
+
+def test_hidden_states_and_embeddings_go_in_and_out(folder: Path) -> None:
+    for kind in CLASSES.values():
+        model = kind.from_pretrained(folder)
+        with torch.no_grad():
+            found = model(IDS, output_hidden_states=True)
+            other = model(inputs_embeds=model.get_input_embeddings()(IDS), return_dict=False)
+        assert len(found.hidden_states) == model.config.num_hidden_layers + 1
+        assert torch.equal(model.model.head(found.hidden_states[-1]), found.logits)
+        assert torch.equal(other[0], found.logits)
+
+
+def test_a_model_made_anew_is_saved_with_its_checksums(tmp_path: Path) -> None:
+    config = small_config("sparse")
+    values = config.model.model_dump(mode="json"), config.gravity.model_dump(mode="json")
+    for name, kind in CLASSES.items():
+        model = kind(SomeConfig(*values, seed=3)).eval()
+        model.save_pretrained(tmp_path / name)
+        again = kind.from_pretrained(tmp_path / name)
+        with torch.no_grad():
+            assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+# --- grown and merged runs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "lora", "full", "orthogonal", "bfloat16-experts"])
+def test_branches_travel_without_their_base(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
+    base = write_run(tmp_path / "base", small_config(kind).override({"data.seq_len": 32}))
+    options: dict[str, Any] = {"experts": 2, "steps": 2, "display": False, "changes": {"data.batch_size": 4}}
+    for name, how in (("one", "full"), ("two", "lora")):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} abc {n} defg {n * n} hab" for n in range(60)))
+        some_moe.grow(base, tmp_path / f"{name}.txt", tmp_path / name, trainability=how, **options)
+    merged = some_moe.merge([tmp_path / "one", tmp_path / "two"], tmp_path / "both", favour=2.0)
+    for name, loaded in (("one", some_moe.load(tmp_path / "one")), ("both", merged)):
+        with torch.no_grad():
+            wanted, model = loaded.model(IDS).logits, loaded.model
+        export(tmp_path / name, tmp_path / "out" / name)
+        compare_logits(tmp_path / "out" / name, wanted)
+        chosen = torch.cat([routing.experts.flatten() for routing in model(IDS).routings])  # type: ignore[union-attr]
+        assert name == "one" or bool((chosen >= 6).any()), "the branches are used"
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def wrong_seed(config: dict[str, Any]) -> None:
+    config["model"]["expert_seed"] = 8
+
+
+def wrong_checksum(config: dict[str, Any]) -> None:
+    config["checksums"][1] = "0" * 16
+
+
+def no_checksums(config: dict[str, Any]) -> None:
+    config["checksums"] = None
+
+
+def other_init(config: dict[str, Any]) -> None:
+    config["model"]["init_method"] = "sparse"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (wrong_seed, "expert 0 of layer 0, made from expert_seed 8, is not the one"),
+        (wrong_checksum, "layer 1 have the checksum 0000000000000000 in config.json, but"),
+        (no_checksums, "layer 0 have the checksum None in config.json"),
+        (other_init, "expert 0 of layer 0, made from expert_seed 7, is not the one"),
+    ],
+)
+def test_a_changed_config_is_refused(copy: Path, kind: str, change: Any, words: str) -> None:
+    change_config(copy, change)
+    with pytest.raises(ValueError, match=words) as caught:
+        CLASSES[kind].from_pretrained(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("name", ["model.blocks.0.ffn.key_router.state.keys", "model.blocks.1.ffn.library.sums"])
+def test_a_tensor_that_is_missing_is_refused(copy: Path, kind: str, name: str) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"has no {name}"):
+        CLASSES[kind].from_pretrained(copy)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_expert_that_is_not_the_saved_one_is_refused_when_it_is_chosen(copy: Path, kind: str) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(".library.sums"):  # the layer's sum stays as it was
+            tensor[4] += 1
+            tensor[5] -= 1
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    model = CLASSES[kind].from_pretrained(copy)
+    with pytest.raises(ValueError, match=r"expert [45] of layer 0"):
+        model(torch.arange(3, 203).view(4, 50))
+
+
+def test_bad_input_is_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a run" in refused(capsys, "export", str(tmp_path / "none"), str(tmp_path / "out"))
+    assert "has other files" in refused(capsys, "export", str(run), str(run))
+    assert "is a file" in refused(capsys, "export", str(run), str(run / "config.yaml"))
+    assert "no checkpoint 'step-9'" in refused(
+        capsys, "export", str(run), str(tmp_path / "o"), "--checkpoint", "step-9"
+    )
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_run_whose_seed_was_changed_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", small_config("plain"))
+    RunConfig.load(run / "config.yaml").override({"model.expert_seed": 8}).save(run / "config.yaml")
+    assert "the saved model was made with 7;" in refused(capsys, "export", str(run), str(tmp_path / "out"))
+    assert not [*(tmp_path / "out").glob("*")]
+
+
+# --- in another process -----------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+if {without}:
+    sys.modules["some_moe"] = None  # to import it fails
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+import torch
+folder = {folder!r}
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+pipeline("text-generation", model=model, tokenizer=tokenizer)("abc", max_new_tokens=3)
+model.save_pretrained(folder + "-again")
+again = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True)
+ids = torch.tensor({ids})
+with torch.no_grad():
+    assert torch.equal(model(ids).logits, again(ids).logits)
+    torch.save(model(ids).logits, folder + ".pt")
+print(type(model).__module__, "some_moe" in sys.modules and sys.modules["some_moe"] is not None)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("standalone", [True, False])
+def test_a_fresh_process_opens_it_with_the_package_or_without(run: Path, tmp_path: Path, standalone: bool) -> None:
+    folder = tmp_path / "out"
+    export(run, folder, standalone=standalone)
+    program = PROGRAM.format(without=standalone, folder=str(folder), ids=IDS.tolist())
+    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    module, has_package = done.stdout.split()[-2:]
+    assert has_package == str(not standalone)
+    assert module.startswith("transformers_modules." if standalone else "some_moe.hf")
+    found: Tensor = torch.load(tmp_path / "out.pt", weights_only=True)
+    with torch.no_grad():
+        torch.testing.assert_close(found, some_moe.load(run).model(IDS).logits, rtol=0, atol=1e-5)
