@@ -105,6 +105,7 @@ COMMANDS: Commands = {
     "merge": ("put what was grown side by side", "growing:merge_branches"),
     "prune": ("take a branch out again", "growing:prune_branch"),
     "export": ("write a run as a folder for transformers", "sharing:export_run"),
+    "push": ("upload a run to the Hugging Face Hub", "sharing:push_run"),
     "eval": ("score a trained model on text", "training:evaluate_run"),
     "generate": ("let a trained model write", "training:generate_text"),
     "analyze": ("look inside a run: usage, keys, movement, guilds", "glassbox:analyze_run"),

@@ -34,3 +34,18 @@ def export_run(arguments: list[str]) -> int:
 
 def folder_files(folder: str) -> list[Path]:
     return [path for path in Path(folder).iterdir() if path.is_file()]
+
+
+def push_run(arguments: list[str]) -> int:
+    """Export a run and upload it."""
+    parser = Parser("some push", "Upload a run to the Hugging Face Hub, or to the hub that HF_ENDPOINT names.")
+    parser.add_argument("run", metavar="RUN", help="a run folder, or a folder that `some export` wrote")
+    parser.add_argument("repo", metavar="REPO", help="OWNER/NAME; it is made where it is not there")
+    parser.add_argument("--private", action="store_true", help="if it is made: for its owner alone")
+    parser.add_argument("--revision", metavar="BRANCH", help="a branch that is there (main)")
+    add_options(parser)
+    options = parser.parse(arguments)
+
+    from some_moe.hf.pushing import push
+
+    return write(push(**vars(options), say=say) + "\n")

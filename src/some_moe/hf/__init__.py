@@ -11,9 +11,10 @@ from some_moe.hf.exporting import export
 from some_moe.hf.grafting import graft
 from some_moe.hf.modeling import SomeForCausalLM
 from some_moe.hf.modeling_some import SomeConfig
+from some_moe.hf.pushing import push
 from some_moe.hf.recording import GravityCallback
 
-__all__ = ["GravityCallback", "SomeConfig", "SomeForCausalLM", "export", "graft"]
+__all__ = ["GravityCallback", "SomeConfig", "SomeForCausalLM", "export", "graft", "push"]
 
 AutoConfig.register("some_moe", SomeConfig, exist_ok=True)
 AutoModelForCausalLM.register(SomeConfig, SomeForCausalLM, exist_ok=True)

@@ -1,0 +1,74 @@
+"""An exported model goes on learning: its passes and its keys' steps are those of `SomeLM`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+import some_moe
+from some_moe.config import RunConfig
+from some_moe.hf import GravityCallback, SomeForCausalLM, export
+from some_moe.model.tokens import TokenInfo
+from some_moe.parallel.process_group import ProcessGroup
+from tests.hf.test_models import IDS, small_config
+from tests.shared.untrained import write_run
+
+
+def write(kind: str, place: Path) -> RunConfig:
+    config = small_config(kind).override({"model.dropout": 0.2})
+    export(write_run(place / "run", config), place / "out")
+    return config
+
+
+@pytest.mark.parametrize("kind", ["plain", "lora", "balance-loss"])
+def test_a_step_is_our_step(kind: str, tmp_path: Path) -> None:
+    write(kind, tmp_path)
+    ours, theirs = (
+        some_moe.load(tmp_path / "run").model.train(),
+        SomeForCausalLM.from_pretrained(tmp_path / "out").train(),
+    )
+    theirs.recorder.begin(4)
+    found = theirs(IDS, labels=IDS)
+    wanted = ours(IDS, TokenInfo.of(IDS.shape, IDS.device, seed=ours.seed, step=4))
+    torch.testing.assert_close(found.logits, wanted.logits, atol=1e-5, rtol=0)
+    loss = torch.nn.functional.cross_entropy(wanted.logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+    loss = loss + (wanted.aux_loss if wanted.aux_loss is not None else 0)
+    torch.testing.assert_close(found.loss, loss, atol=1e-5, rtol=0)
+    loss.backward()
+    found.loss.backward()
+    gradients = {name: p.grad for name, p in theirs.model.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-5, rtol=0)
+    before = theirs.model.layers[0].state.keys.clone()
+    ours.gravity_step(wanted.routings, 4)
+    theirs.recorder.move_keys(4, None, ProcessGroup())
+    assert not torch.equal(theirs.model.layers[0].state.keys, before)
+    for a, b in zip(ours.layers, theirs.model.layers, strict=True):
+        assert a.state is not None
+        torch.testing.assert_close(a.state.keys, b.state.keys, atol=1e-5, rtol=0)
+        assert torch.equal(a.state.total, b.state.total)
+
+
+def test_it_learns_under_the_trainer_and_what_it_learned_opens_again(tmp_path: Path) -> None:
+    write("plain", tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    keys = model.model.layers[1].state.keys.clone()
+    rows = [{"input_ids": (row := (torch.arange(12) * 5 + n) % 200 + 3), "labels": row} for n in range(16)]
+    options = TrainingArguments(
+        str(tmp_path / "train"),
+        **{"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 4},
+        **{"save_steps": 12, "report_to": "none", "use_cpu": True, "disable_tqdm": True},
+        gradient_checkpointing=True,
+    )
+    trainer = Trainer(model=model, args=options, train_dataset=rows, callbacks=[GravityCallback()])
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0]
+    assert not torch.equal(model.model.layers[1].state.keys, keys)
+    assert int(model.model.layers[1].state.total.sum()) > 0
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "train" / "checkpoint-12")
+    assert again.config.checksums == model.config.checksums
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again(IDS).logits, model(IDS).logits, atol=1e-5, rtol=0)
