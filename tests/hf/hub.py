@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             name = f"{asked.get('organization') or 'me'}/{asked['name']}"
             if name in self.server.repositories:
                 return self.answer(
-                    {"error": "You already created this model repo", "url": f"{self.server.address}/{name}"}, 409
+                    {"error": "it is there", "url": f"{self.server.address}/{name}"}, 409
                 )
             self.server.repositories[name] = {}
             self.server.private[name] = bool(asked.get("private")) or asked.get("visibility") == "private"

@@ -21,7 +21,7 @@ WORD = 0xFFFFFFFF
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
 ZEROS = 16  # sparse experts: where the zeros are has hash streams of its own
 MATRICES = {"up": 0, "up_bias": 1, "down": 2, "down_bias": 3}
-CHUNK = 1 << 20  # words hashed at a time
+CHUNK = 1 << 17  # words hashed at a time: they stay in a cache
 CURE = "get the folder anew, or use the config that was saved with it"
 
 
