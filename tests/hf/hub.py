@@ -76,9 +76,7 @@ class Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             name = f"{asked.get('organization') or 'me'}/{asked['name']}"
             if name in self.server.repositories:
-                return self.answer(
-                    {"error": "it is there", "url": f"{self.server.address}/{name}"}, 409
-                )
+                return self.answer({"error": "it is there", "url": f"{self.server.address}/{name}"}, 409)
             self.server.repositories[name] = {}
             self.server.private[name] = bool(asked.get("private")) or asked.get("visibility") == "private"
             return self.answer({"url": f"{self.server.address}/{name}", "id": name})

@@ -1,6 +1,7 @@
 """Exported folders: what is in them, what opens them, and what is refused."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import some_moe
 from some_moe.cli import main
-from some_moe.config import RunConfig
+from some_moe.config import ConfigError, RunConfig
 from some_moe.config.parameters import count_parameters
 from some_moe.hf import SomeConfig, SomeForCausalLM, export, modeling_some
 from some_moe.model.expert_weights import checksum
@@ -186,6 +187,25 @@ def test_a_model_made_anew_is_saved_with_its_checksums(tmp_path: Path) -> None:
             assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
+def test_a_config_may_leave_out_what_has_a_default(tmp_path: Path) -> None:
+    small = {
+        "d_model": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "vocab_size": 300,
+        "num_experts": 4,
+        "d_ffn": 8,
+        "top_k": 2,
+    }
+    model = AutoModelForCausalLM.from_config(SomeConfig(small)).eval()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+    with pytest.raises(ConfigError, match="top_k 5 is more than num_experts 4"):
+        SomeForCausalLM(SomeConfig(small | {"top_k": 5}))
+
+
 # --- grown and merged runs ------------------------------------------------------------------------------------------
 
 
@@ -283,6 +303,22 @@ def test_a_run_whose_seed_was_changed_is_not_exported(tmp_path: Path, capsys: py
     RunConfig.load(run / "config.yaml").override({"model.expert_seed": 8}).save(run / "config.yaml")
     assert "the saved model was made with 7;" in refused(capsys, "export", str(run), str(tmp_path / "out"))
     assert not [*(tmp_path / "out").glob("*")]
+
+
+# --- what the page says ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of whatever transformers thinks of a program without a __main__
+def test_the_pages_python_runs_as_it_is_printed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "huggingface.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    export(run, "hf/smoke")
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    exec(blocks[2], names)
+    assert type(names["model"]).__name__ == "SomeGPT2LMHeadModel"
 
 
 # --- in another process -----------------------------------------------------------------------------------------------

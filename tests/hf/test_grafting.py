@@ -124,6 +124,15 @@ def test_gradient_checkpointing_counts_no_token_twice(tmp_path: Path) -> None:
     assert torch.allclose(found[0][1], found[1][1], atol=1e-6)
 
 
+def test_padding_counts_in_no_sum() -> None:
+    model = make().train()
+    mask = torch.ones_like(IDS)
+    mask[0, :4] = 0
+    model(input_ids=IDS, attention_mask=mask)
+    for recorder in find_recorders(model):
+        assert int(recorder.pending[0].num_tokens) == IDS.numel() - 4
+
+
 def test_micro_batches_move_the_keys_as_one_batch_does(tmp_path: Path) -> None:
     moved = []
     for rows, accumulated in ((8, 1), (2, 4)):

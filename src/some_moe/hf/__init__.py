@@ -4,7 +4,9 @@ from some_moe.config import ConfigError
 
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
-except ImportError:
+except ModuleNotFoundError as error:
+    if error.name != "transformers":  # what it needs itself it tells itself
+        raise
     raise ConfigError("some_moe.hf needs transformers; run pip install 'some-moe[hf]'") from None
 
 from some_moe.hf.exporting import export

@@ -49,7 +49,7 @@ def write_card(run: Run, config: SomeConfig, *, standalone: bool) -> str:
         if config.model["ffn"] == "some"
         else "A baseline of SoME (Self-Organizing Mixtures of Experts): a dense feed-forward layer in every block.",
         "## How to load it",
-        f"It needs {needs}. `trust_remote_code=True` runs that file.{LOADING.rstrip()}",
+        f"It needs {needs}. `trust_remote_code=True` runs `modeling_some.py`.\n{LOADING.rstrip()}",
         "## Parameters",
         format_rows(("", "parameters"), count(run, config), numeric=True),
         *describe_experts(run, config),

@@ -25,6 +25,7 @@ from some_moe.training.run_folder import CURE
 from some_moe.training.runs import Run, load
 
 FILES = ("config.json", "model.safetensors")  # by which an exported folder is known
+TAKES_TIME = 1 << 27  # weights; ten million are made and checked in a second
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}  # as `some generate` draws
 
 
@@ -146,8 +147,8 @@ def collect(run: Run, say: Callable[[str], None]) -> tuple[SomeConfig, dict[str,
     for library, expected in zip(libraries, wanted, strict=True):
         made = {"seed": library.seed, "init_method": library.init_method, "dtype": str(library.dtype)[6:]}
         compare(library, {"layer": library.layer} | made, expected)
-    if libraries:
-        count = sum(library.num_made for library in libraries)
+    count = sum(library.num_made for library in libraries)
+    if count * run.config.model.d_ffn * run.config.model.d_model > TAKES_TIME:
         say(f"making {count:,} experts from seed {run.config.model.expert_seed}, one by one, to check them …")
     for library, expected in zip(libraries, wanted, strict=True):
         sum_up(library, expected)

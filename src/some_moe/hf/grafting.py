@@ -23,7 +23,7 @@ from transformers import (
 from some_moe.config import ConfigError, GravityConfig, ModelConfig
 from some_moe.errors import in_a_sentence
 from some_moe.hashing import make_layer_words
-from some_moe.hf.recording import Recorder, is_recomputed
+from some_moe.hf.recording import Recorder, find_recorders, is_recomputed
 from some_moe.model.expert_weights import checksum
 from some_moe.model.layer import SomeLayer
 from some_moe.model.library import ExpertLibrary
@@ -45,7 +45,9 @@ class GraftedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         is_recorded = self.training and not is_recomputed()
-        y, routing = self.some(x, self.recorder.inform(x, is_recorded=is_recorded))
+        mask = self.recorder.mask
+        counted = mask.bool() if mask is not None and mask.shape == x.shape[:2] else None
+        y, routing = self.some(x, self.recorder.inform(x, is_recorded=is_recorded, counted=counted))
         if is_recorded:
             self.recorder.add([routing], len(x))
         return y  # type: ignore[no-any-return]
@@ -198,10 +200,17 @@ def put_layers(model: Any, like: Tensor | None = None) -> None:
     if told is None:
         raise ConfigError("this config has no SoME layers; make one by some_moe.graft(model)")
     shape, gravity = ModelConfig(**told["model"]), GravityConfig(**told["gravity"])
+    model.register_forward_pre_hook(note_padding, with_kwargs=True)
     for number in told["layers"]:
         new = GraftedLayer(shape, gravity, number, told["seed"])
         block = find_blocks(model)[number]
         setattr(block, PLACE, new if like is None else new.to(like.device, like.dtype).train(model.training))
+
+
+def note_padding(model: nn.Module, _: Any, given: dict[str, Any]) -> None:
+    """Let the layers know which tokens are padding: a model tells its attention alone."""
+    for recorder in find_recorders(model):
+        recorder.mask = given.get("attention_mask")
 
 
 def list_remade(model: Any) -> list[ExpertLibrary]:

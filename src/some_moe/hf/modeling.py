@@ -103,12 +103,15 @@ class SomeForCausalLM(modeling_some.SomeForCausalLM):
     def build(self, config: SomeConfig) -> nn.Module:
         # from_pretrained builds on the meta device; our modules name their device, so it must be handed on.
         device = torch.get_default_device()
-        model, gravity = ModelConfig(**config.model), GravityConfig(**config.gravity)
+        model = ModelConfig(**config.model)
+        gravity = GravityConfig(**config.gravity) if config.gravity else None
+        config.model = model.model_dump(mode="json")  # what was left out has its default
         lm = SomeLM(model, gravity, seed=config.seed, device=device)
         for module in lm.modules():
             if isinstance(module, SomeLayer | FrozenDenseFFN):
                 old: Any = module.library
                 module.library = take_over(config, old, has_studies=isinstance(module, SomeLayer))  # type: ignore[assignment]
+        config.gravity = lm.gravity.model_dump(mode="json")
         self.recorder = Recorder(lm.layers)
         return lm
 

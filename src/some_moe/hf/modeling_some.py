@@ -21,7 +21,8 @@ WORD = 0xFFFFFFFF
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
 ZEROS = 16  # sparse experts: where the zeros are has hash streams of its own
 MATRICES = {"up": 0, "up_bias": 1, "down": 2, "down_bias": 3}
-CHUNK = 1 << 17  # words hashed at a time: they stay in a cache
+SIZES = {"vocab_size": 8192, "d_model": 384, "num_layers": 8, "num_heads": 8}  # of a config that says nothing
+CHUNK = 1 << 16  # words hashed at a time: they stay in a cache, and leave no large holes in memory
 CURE = "get the folder anew, or use the config that was saved with it"
 
 
@@ -116,7 +117,7 @@ class SomeConfig(PreTrainedConfig):  # type: ignore[misc]
         kept_experts: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.model, self.gravity, self.seed = dict(model or {}), dict(gravity or {}), seed
+        self.model, self.gravity, self.seed = SIZES | (model or {}), dict(gravity or {}), seed
         self.made_experts, self.checksums, self.kept_experts = made_experts, checksums, kept_experts
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)

@@ -21,6 +21,7 @@ class Recorder:
         self.step = 0  # chooses what is sampled; `GravityCallback` sets it
         self.num_rows = 0  # that the step has had so far
         self.pending: tuple[Routing, ...] = ()
+        self.mask: Tensor | None = None  # (B, T) of the batch: 0 is padding, which counts in no sum
 
     def inform(self, x: Tensor, *, is_recorded: bool, **given: Tensor | None) -> TokenInfo:
         """What the layers must know of a batch x (B, T, D)."""
