@@ -19,7 +19,15 @@ DOCUMENTS = [
 ]
 STATION = re.compile(r"^\| \d+ \| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 WALK = STATION.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-PLACES = (ROOT, PACKAGE, PACKAGE / "glass", PACKAGE / "lab", PACKAGE / "experts", PACKAGE / "fast" / "ops")
+PLACES = (
+    ROOT,
+    PACKAGE,
+    PACKAGE / "glass",
+    PACKAGE / "hf",
+    PACKAGE / "lab",
+    PACKAGE / "experts",
+    PACKAGE / "fast" / "ops",
+)
 OF_A_RUN = ("runs/", "DIR/", "RUN/", "analysis/", "checkpoints/", "keys/")  # folders that training makes
 
 
