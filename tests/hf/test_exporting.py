@@ -305,6 +305,30 @@ def test_a_run_whose_seed_was_changed_is_not_exported(tmp_path: Path, capsys: py
     assert not [*(tmp_path / "out").glob("*")]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "words", "sentence"),
+    [
+        (
+            "transformers",
+            ["export", "{run}", "{run}-out"],
+            "some_moe.hf needs transformers; run pip install 'some-moe[hf]'",
+        ),
+        (
+            "lm_eval",
+            ["eval", "{run}", "--tasks", "some_bytes"],
+            "--tasks needs lm-eval; run pip install 'some-moe[eval]'",
+        ),
+    ],
+)
+def test_a_missing_package_is_one_sentence(run: Path, package: str, words: list[str], sentence: str) -> None:
+    given = [word.format(run=run) for word in words]
+    program = f"import sys; sys.modules[{package!r}] = None; from some_moe.cli import main; sys.exit(main({given!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"some: {sentence}\n"
+
+
 # --- what the page says ---------------------------------------------------------------------------------------------
 
 

@@ -1,9 +1,13 @@
-"""`some export` and `some push`: runs for those who use transformers."""
+"""`some export`, `some push` and `some eval --tasks`: runs for those who use transformers and lm-eval."""
 
+import os
 import sys
+from argparse import Namespace
 from pathlib import Path
 
-from some_moe.cli import Parser, write
+from some_moe.cli import Parser, look, write, write_json
+from some_moe.errors import UsageError
+from some_moe.layout import format_table, make_table, number_column, text_column
 
 
 def say(line: str) -> None:
@@ -49,3 +53,34 @@ def push_run(arguments: list[str]) -> int:
     from some_moe.hf.pushing import push
 
     return write(push(**vars(options), say=say) + "\n")
+
+
+COLUMNS = (text_column("task", "task"), text_column("metric", "metric"), number_column("value", "value", ".4f"))
+
+
+def evaluate_harness(options: Namespace) -> int:
+    """Score a run on tasks of lm-eval."""
+    for name in ("adapt", "trigram", "seq_lens", "favour"):
+        if getattr(options, name):
+            raise UsageError(f"--tasks and --{name.replace('_', '-')} exclude each other; give one of them")
+    tasks = [word.strip() for word in options.tasks.split(",") if word.strip()]
+    if not tasks or len(set(tasks)) < len(tasks):
+        raise UsageError(f"--tasks {options.tasks!r} names none, or one twice; write it like some_cloze,some_bytes")
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"--limit {options.limit} is out of range; use 1 or more")
+    if len(options.data or []) > 1:
+        raise UsageError("--tasks go with one text; give one --data")
+    if not Path(options.run).is_dir():
+        raise UsageError(f"{options.run!r} is not a folder; give a run, or a folder that `some export` wrote")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when it is first imported
+
+    from some_moe.hf.evaluation import evaluate_tasks
+
+    data = options.data[0] if options.data else None
+    branch = {"base": options.base, "checkpoint": options.checkpoint}
+    found = evaluate_tasks(options.run, tasks, data=data, limit=options.limit, device=options.device, **branch)
+    if options.json:
+        return write_json({"run": options.run, "tasks": found})
+    rows = [{"task": task, "metric": m, "value": v} for task, scores in found.items() for m, v in scores.items()]
+    return write("\n".join(format_table(*make_table(COLUMNS, rows), **look())) + "\n")

@@ -190,11 +190,19 @@ def evaluate_run(arguments: list[str]) -> int:
     parser.add_argument("--adapt", action="store_true", help="score each batch first, then let the keys move")
     parser.add_argument("--trigram", action="store_true", help="score a Kneser–Ney trigram of its train split too")
     parser.add_argument("--seq-lens", metavar="256,512", help="score it with rows cut or padded to each length")
+    parser.add_argument("--tasks", metavar="A,B", help="tasks of lm-eval, or some_cloze, some_bytes, some_write")
+    parser.add_argument("--limit", type=int, metavar="N", help="of --tasks: so many items each")
     parser.add_argument("--checkpoint", default="best", metavar="WHICH", help="best (default), last, or step-N")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", action="store_true", help="print one object")
     add_branch_options(parser)
     options = parser.parse(arguments)
+    if options.tasks is not None:
+        from some_moe.commands.sharing import evaluate_harness
+
+        return evaluate_harness(options)
+    if options.limit is not None:
+        raise UsageError(f"--limit {options.limit} is of --tasks; give some, or leave it out")
     if options.seq_lens is not None:
         return evaluate_lengths(options)
     texts = options.data or []

@@ -5,7 +5,7 @@ from some_moe.config import ConfigError
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
 except ModuleNotFoundError as error:
-    if error.name != "transformers":  # what it needs itself it tells itself
+    if (error.name or "").split(".")[0] != "transformers":  # what it needs itself it tells itself
         raise
     raise ConfigError("some_moe.hf needs transformers; run pip install 'some-moe[hf]'") from None
 
