@@ -1,14 +1,18 @@
 """An exported model goes on learning: its passes and its keys' steps are those of `SomeLM`."""
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import some_moe
 from some_moe.config import RunConfig
 from some_moe.hf import GravityCallback, SomeForCausalLM, export
+from some_moe.hf.recording import join_group
 from some_moe.model.tokens import TokenInfo
 from some_moe.parallel.process_group import ProcessGroup
 from tests.hf.test_models import IDS, small_config
@@ -48,6 +52,34 @@ def test_a_step_is_our_step(kind: str, tmp_path: Path) -> None:
         assert a.state is not None
         torch.testing.assert_close(a.state.keys, b.state.keys, atol=1e-5, rtol=0)
         assert torch.equal(a.state.total, b.state.total)
+
+
+def move_in_a_process(rank: int, place: Path, out: Path) -> None:
+    """One of two processes that have half of the rows each."""
+    torch.set_num_threads(1)
+    if rank >= 0:
+        dist.init_process_group("gloo", init_method=f"file://{place / 'meeting'}", rank=rank, world_size=2)
+    model = SomeForCausalLM.from_pretrained(place / "out").train()
+    model.recorder.begin(4)
+    model(IDS if rank < 0 else IDS[rank : rank + 1])
+    model.recorder.move_keys(4, None, join_group())
+    torch.save([layer.state.state_dict() for layer in model.model.layers], out)
+    if rank >= 0:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_move_the_keys_as_one_does(tmp_path: Path) -> None:
+    export(write_run(tmp_path / "run", small_config("plain")), tmp_path / "out")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(move_in_a_process, (0, 1), (tmp_path,) * 2, (tmp_path / "0", tmp_path / "1")))
+    move_in_a_process(-1, tmp_path, tmp_path / "whole")
+    whole, *parts = (torch.load(tmp_path / name, weights_only=True) for name in ("whole", "0", "1"))
+    for part in parts:
+        for a, b in zip(whole, part, strict=True):
+            for name, value in a.items():
+                torch.testing.assert_close(value, b[name], atol=1e-5, rtol=0)
+    assert all(torch.equal(a[n], b[n]) for a, b in zip(*parts, strict=True) for n in a)
 
 
 def test_it_learns_under_the_trainer_and_what_it_learned_opens_again(tmp_path: Path) -> None:

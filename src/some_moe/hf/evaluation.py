@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,14 +68,25 @@ class Harness(HFLM):  # type: ignore[misc]
     add_bos_token: Any
     ends = False
 
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+        return super().loglikelihood(requests, disable_tqdm=not sys.stderr.isatty())
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+        return super().generate_until(requests, disable_tqdm=not sys.stderr.isatty())
+
+    def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None) -> Any:
+        # Of a rolling window the harness would draw a bar for every batch.
+        is_silent = disable_tqdm or override_bs is not None
+        return super()._loglikelihood_tokens(requests, disable_tqdm=is_silent, override_bs=override_bs)
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
         found: dict[int, float] = {}
         before = self.add_bos_token
         self.add_bos_token = False
         try:
             for self.ends in (False, True):
                 chosen = [request for request in requests if (request.task_name == BYTES) == self.ends]
-                scores = super().loglikelihood_rolling(chosen, disable_tqdm=disable_tqdm) if chosen else []
+                scores = super().loglikelihood_rolling(chosen, disable_tqdm=not sys.stderr.isatty()) if chosen else []
                 found |= {id(request): score for request, score in zip(chosen, scores, strict=True)}
         finally:
             self.add_bos_token, self.ends = before, False
@@ -144,14 +156,23 @@ def evaluate_tasks(
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Let the harness say nothing: its lines are for its own command."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Let the harness say nothing, and look for no git repository and no hardware: that is for its own command."""
+    from lm_eval import evaluator
+
+    loggers = {name: logging.getLogger(name) for name in ("lm_eval", "transformers")}
+    levels = {name: logger.level for name, logger in loggers.items()}
+    asked = {name: getattr(evaluator, name) for name in ("get_git_commit_hash", "add_env_info")}
+    for logger in loggers.values():
+        logger.setLevel(logging.ERROR)
+    for name in asked:
+        setattr(evaluator, name, lambda *_: None)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for name, logger in loggers.items():
+            logger.setLevel(levels[name])
+        for name, function in asked.items():
+            setattr(evaluator, name, function)
 
 
 def read_scores(scores: dict[str, Any]) -> Iterator[tuple[str, float]]:

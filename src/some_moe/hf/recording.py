@@ -25,7 +25,9 @@ class Recorder:
 
     def inform(self, x: Tensor, *, is_recorded: bool, **given: Tensor | None) -> TokenInfo:
         """What the layers must know of a batch x (B, T, D)."""
-        rows = torch.arange(self.num_rows, self.num_rows + len(x), device=x.device)
+        group = join_group()  # whose processes have as many rows each
+        first = self.num_rows * group.world_size + group.rank * len(x)
+        rows = torch.arange(first, first + len(x), device=x.device)
         seed = self.layers[0].seed if self.layers else 0
         return TokenInfo.of(x.shape[:2], x.device, seed=seed, step=self.step, sums=is_recorded, rows=rows, **given)
 
