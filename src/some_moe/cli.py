@@ -111,6 +111,8 @@ COMMANDS: Commands = {
     "analyze": ("look inside a run: usage, keys, movement, guilds", "glassbox:analyze_run"),
     "trace": ("show which experts each token of a text uses", "tracing:trace_text"),
     "report": ("write a run, or a comparison of runs, as a page", "reporting:write_report"),
+    "watch": ("show runs in the browser as they grow", "live:watch_runs"),
+    "serve": ("answer OpenAI's completions API with a run", "live:serve_run"),
     "experiments": (
         "the registry: published runs, studies and baselines",
         {
