@@ -183,7 +183,7 @@ def write(
         tokenizer: Any = listener or run.tokenizer
         with in_a_sentence():
             for piece in stream_text(run.model, tokenizer, prompt, max_tokens, **options):
-                yield Written(clean(piece), ways.copy())
+                yield Written(piece, ways.copy())
                 ways.clear()
     finally:
         handle.remove()

@@ -276,9 +276,9 @@ class Page:
         def lines() -> Iterator[str]:
             yield json.dumps({"seed": options["seed"], "step": opened.step}) + "\n"
             if first is not None:
-                yield json.dumps({"text": first.text, "experts": first.experts}) + "\n"
+                yield json.dumps({"text": clean(first.text), "experts": first.experts}) + "\n"
                 for piece in pieces:
-                    yield json.dumps({"text": piece.text, "experts": piece.experts}) + "\n"
+                    yield json.dumps({"text": clean(piece.text), "experts": piece.experts}) + "\n"
 
         body_of = pump(request, lines(), self.desk.busy.release)
         return StreamingResponse(body_of, media_type="application/x-ndjson")

@@ -43,6 +43,7 @@ class Watched:
         self.version = 0  # rises when the summary changes
         self._seen: dict[str, Any] = {}  # what each file was like when it was read
         self._held = False  # whether a process was seen to train in it
+        self._left: float | None = None  # when it was seen to be gone
         self._curve: tuple[int, dict[str, Any]] = (-1, {})
         self._looked = 0.0
         self._lock = threading.Lock()
@@ -146,9 +147,13 @@ class Watched:
 
     def _find_state(self, changed: float) -> dict[str, Any]:
         """Whether a run without a result is training, or died."""
-        held = is_held(self.path / LOCK)
-        self._held = self._held or held is True
-        if held or (not self._held and time.time() - changed < QUIET_SECONDS):
+        held, now = is_held(self.path / LOCK), time.time()
+        if held:
+            self._held, self._left = True, None
+        elif self._held and self._left is None:
+            self._left = now
+        # Another machine may go on with what a process of this one has left.
+        if held or (now - changed < QUIET_SECONDS and (self._left is None or changed > self._left)):
             return {"state": "training"}
         failure = find_failure(self.path)
         if failure:

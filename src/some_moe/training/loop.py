@@ -332,6 +332,8 @@ class Trainer:
             progress.stopped_early = 0 < self.config.train.early_stop <= progress.stale
         now: dict[str, Any] = {"step": progress.step, "epoch": epoch + 1, "tokens": progress.tokens}
         figures = {f"val_{name}" if name.startswith("loss") else name: value for name, value in found.to_dict().items()}
+        for layer, usage in zip(self.model.layers, figures.get("layers", ()), strict=True):
+            usage["respawns"] = 0 if layer.state is None else int(layer.state.respawns.sum())
         self.record(now | figures)
         self.display.say(describe_evaluation(epoch + 1, progress.step, found.to_dict()))
         if ends_epoch or progress.stopped_early:

@@ -30,8 +30,7 @@ def make_result(
     trainable, total = model.count_parameters()
     layers = []
     for layer, usage in zip(model.layers, valid.layers, strict=True):
-        respawns = 0 if layer.state is None else int(layer.state.respawns.sum())
-        layers.append(usage | {"respawns": respawns})
+        layers.append(usage | {"respawns": 0 if layer.state is None else int(layer.state.respawns.sum())})
     seconds = progress["seconds"]
     return {
         "name": config.name,

@@ -1,0 +1,189 @@
+"""What a folder says of its run: training, finished, killed, failed, damaged or gone; and queues."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from some_moe.config import ConfigError
+from some_moe.live import watched
+from some_moe.live.watched import Watch, Watched, find_published, is_held
+from some_moe.training.run_folder import LOCK, RunFolder
+from tests.live.folders import append, make_run, step_line, write_keys
+
+
+def look(run: Watched) -> dict[str, Any]:
+    run._looked = 0.0
+    run.refresh()
+    return run.summary
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "runs" / "run")
+
+
+@pytest.fixture
+def run(path: Path) -> Watched:
+    return Watch([path]).runs["0"]
+
+
+def test_a_run_that_is_written_to_is_training(run: Watched) -> None:
+    found = look(run)
+    assert (found["state"], found["step"], found["steps"]) == ("training", 20, 100)
+    assert (found["train_loss"], found["val_loss"]) == (4.8, 4.5)
+    assert found["seconds_left"] == pytest.approx(80 * 0.1)
+    assert found["snapshots"] == [0, 10, 20]
+    assert found["layers"] == 2
+    append(run.path, "metrics.jsonl", step_line(21))
+    assert look(run)["step"] == 21
+
+
+def test_a_run_that_wrote_nothing_for_long_was_killed(run: Watched) -> None:
+    for name in ("config.yaml", "metrics.jsonl"):
+        os.utime(run.path / name, (1, 1))
+    found = look(run)
+    assert found["state"] == "killed"
+    assert "resume" in found["note"]
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="locks are seen on Linux alone")
+def test_a_run_whose_process_holds_it_is_training_however_quiet_and_dead_as_soon_as_it_is_gone(run: Watched) -> None:
+    folder = RunFolder(run.path)
+    with folder.claim():
+        if not is_held(run.path / LOCK):
+            pytest.skip("this system does not list locks")
+        for name in ("config.yaml", "metrics.jsonl"):
+            os.utime(run.path / name, (1, 1))
+        assert look(run)["state"] == "training"
+        folder.release()
+    assert look(run)["state"] == "killed"
+    append(run.path, "metrics.jsonl", step_line(21))
+    os.utime(run.path / "metrics.jsonl", (2**32, 2**32))  # another machine goes on
+    assert look(run)["state"] == "training"
+
+
+def test_looking_never_takes_the_lock(run: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    import filelock
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a reader tried the lock")
+
+    monkeypatch.setattr(filelock.BaseFileLock, "acquire", refuse)
+    (run.path / LOCK).touch()
+    assert look(run)["state"] == "training"
+
+
+def test_a_finished_run_shows_its_result(run: Watched) -> None:
+    (run.path / "result.json").write_text(
+        json.dumps({"status": "finished", "steps": 100, "val_loss": 4.0, "test_loss": 4.1, "best_val_loss": 3.9}),
+        encoding="utf-8",
+    )
+    found = look(run)
+    assert (found["state"], found["step"], found["val_loss"], found["test_loss"]) == ("finished", 100, 4.0, 4.1)
+    (run.path / "result.json").unlink()  # resumed, to train longer
+    assert look(run)["state"] == "training"
+
+
+def test_a_folder_that_vanishes_and_comes_back(run: Watched) -> None:
+    look(run)
+    shutil.move(run.path, run.path.with_name("away"))
+    found = look(run)
+    assert (found["state"], found["name"], found["step"]) == ("gone", "run", 20)
+    shutil.move(run.path.with_name("away"), run.path)
+    assert look(run)["state"] == "training"
+
+
+@pytest.mark.parametrize("text", ["", "model: [", "model: {d_model: -1}", "\x00", "name: ../../x", "- a\n- b"])
+def test_a_damaged_config_is_said_and_mended(run: Watched, text: str) -> None:
+    look(run)
+    good = (run.path / "config.yaml").read_text(encoding="utf-8")
+    (run.path / "config.yaml").write_text(text + "x" * (text == ""), encoding="utf-8")
+    found = look(run)
+    assert found["state"] == "damaged"
+    assert found["note"]
+    (run.path / "config.yaml").write_text(good, encoding="utf-8")
+    assert look(run)["state"] == "training"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "keys", "checkpoints", "result.json", "grown.json"])
+def test_links_out_of_the_folder_are_not_followed(run: Watched, tmp_path: Path, name: str) -> None:
+    place = run.path / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(tmp_path)
+    os.utime(run.path / "config.yaml")
+    found = look(run)
+    assert found["state"] == "damaged"
+
+
+def test_a_queue_says_why_a_run_failed(run: Watched, path: Path) -> None:
+    job = {"name": "run", "state": "failed", "reason": "the loss became nan at step 7"}
+    (path.parent / "queue.json").write_text(json.dumps({"jobs": [job, {"name": "b", "state": "done"}, 7]}))
+    for name in ("config.yaml", "metrics.jsonl"):
+        os.utime(path / name, (1, 1))
+    found = look(run)
+    assert (found["state"], found["note"]) == ("failed", job["reason"])
+    (queue,) = Watch([path]).list_queues()
+    assert [one["state"] for one in queue["jobs"]] == ["failed", "done"]
+    (path.parent / "queue.json").write_text("{")
+    assert Watch([path]).list_queues() == []
+
+
+def test_new_runs_of_a_folder_are_found(path: Path) -> None:
+    watch = Watch([path.parent])
+    assert len(watch.runs) == 1
+    make_run(path.parent / "later")
+    watch._looked = 0.0
+    watch.refresh()
+    assert [run.path.name for run in watch.runs.values()] == ["run", "later"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        Watch([tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match="holds none"):
+        Watch([tmp_path])
+
+
+def test_a_folder_is_looked_at_once_however_many_ask(run: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(run, "_look", lambda: looks.append(1) or {})
+    for _ in range(50):
+        run.refresh()
+    assert len(looks) == 1
+
+
+def test_a_curve_has_few_points_and_its_last(run: Watched) -> None:
+    append(run.path, "metrics.jsonl", "".join(step_line(step) for step in range(21, 5_001)))
+    look(run)
+    curve = run.read_curve()
+    assert 400 <= len(curve["train"]) <= 850
+    assert curve["train"][-1][0] == 5_000
+    assert curve["val"] == [[20, 4.5]]
+
+
+def test_a_long_log_is_thinned(run: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "WHOLE", 1_000)
+    rows = watched.read_all(run.path)
+    assert 0 < len(rows["steps"]) < 10
+
+
+def test_snapshots_that_come_and_go_are_seen(run: Watched) -> None:
+    look(run)
+    write_keys(run.path, 30, 2, 6, 8)
+    assert look(run)["snapshots"] == [0, 10, 20, 30]
+    (run.path / "keys" / "step-30.safetensors").unlink()
+    assert look(run)["snapshots"] == [0, 10, 20]
+
+
+def test_published_figures_are_known_by_the_experiment() -> None:
+    found = find_published("A1")
+    assert found is not None
+    assert found["val_loss"] > 0
+    assert find_published("nothing such") is None
+    assert find_published(None) is None
