@@ -75,9 +75,9 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 async def pump(request: "Request", pieces: Iterator[T], release: Callable[[], None]) -> AsyncIterator[T]:
     """Draw pieces in a thread, until nobody listens any more or it takes too long; then give the desk back."""
-    end, nothing = time.monotonic() + MOST_SECONDS, object()
+    end, nothing, closing = time.monotonic() + MOST_SECONDS, object(), request.scope["some_moe.closing"]
     try:
-        while time.monotonic() < end and not await request.is_disconnected():
+        while time.monotonic() < end and not closing() and not await request.is_disconnected():
             piece: Any = await in_thread(next, pieces, nothing)
             if piece is nothing:
                 return

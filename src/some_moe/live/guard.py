@@ -44,6 +44,7 @@ class Guard:
     def __init__(self, app: App, *, host: str, port: int, token: str | None, opening: tuple[str, ...] = ()) -> None:
         """opening: paths, and beginnings of paths with a * behind, for which no token is asked."""
         self.app, self.port, self.token, self.opening = app, port, token, opening
+        self.closing: Callable[[], bool] = lambda: False  # whether the server is about to end: streams then do, too
         self.names = {*LOOPBACK}
         self.any_address = not is_loopback(host)  # an address cannot be made to mean another machine: a name can
         if self.any_address:
@@ -59,6 +60,7 @@ class Guard:
         if refusal is not None:
             await answer(send, refusal.status, refusal.sentence)
             return
+        scope["some_moe.closing"] = self.closing
         started = False
 
         async def guarded(message: MutableMapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ LARGE = 1_024  # experts a layer from which on communities take too long
 FAR, TIMES = 0.6, 4.0  # a key that moved so far, and so many times farther than the layer's middle one, jumped
 NUM_NEIGHBOURS = 6
 LOAD_POINTS = 120
+MOST_KEPT = 4_000  # maps of layers, and loads of layers at a step
 DAMAGED = "cannot be shown: it is damaged, or gone"
 
 
@@ -74,6 +75,8 @@ class Galaxy:
             steps = dict.fromkeys((self.run.snapshots[0], fit))
             keys = np.concatenate([self.read("keys", step, layer) for step in steps])
             mean, axes, _ = principal_axes(keys)
+            if len(self.axes) > MOST_KEPT:
+                self.axes.clear()
             size = float(np.quantile(np.linalg.norm(project(keys, mean, axes), axis=1), 0.98))
             self.axes[fit, layer] = (mean, axes, max(size, 1e-6))
         return self.axes[fit, layer]
@@ -110,6 +113,8 @@ class Galaxy:
         unit = unit_rows(self.read("keys", step, layer))
         near = unit @ unit[expert]
         order = [one for one in np.argsort(-near, kind="stable").tolist() if one != expert][:NUM_NEIGHBOURS]
+        if len(self.loads) > MOST_KEPT:
+            self.loads.clear()
         load = []
         for at in thin_out(np.array(self.run.snapshots), LOAD_POINTS).tolist():
             if (at, layer) not in self.loads:

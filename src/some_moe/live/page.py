@@ -100,15 +100,17 @@ class Page:
         if self.streams >= MOST_STREAMS:
             raise AskedError(503, f"{MOST_STREAMS} pages are open already; close one")
         places = {name: Place.parse(request.query_params.get(name, "")) for name in ("metrics", "samples")}
-        return StreamingResponse(self.tell(run, places), media_type="text/event-stream")
+        return StreamingResponse(self.tell(request, run, places), media_type="text/event-stream")
 
-    async def tell(self, run: Watched | None, places: dict[str, Place]) -> AsyncIterator[str]:
+    async def tell(
+        self, request: "Request", run: Watched | None, places: dict[str, Place]
+    ) -> AsyncIterator[str]:
         self.streams += 1
         told: dict[str, int] = {}  # version of each run that was told
         queues, beat = "", time.monotonic()
         try:
             yield event("hello", {"step": STEP, "evaluation": EVALUATION, "layer": LAYER})
-            while True:
+            while not request.scope["some_moe.closing"]():
                 await in_thread(self.watch.refresh)
                 news = [one for one in self.watch.runs.values() if told.get(one.key) != one.version]
                 if news:

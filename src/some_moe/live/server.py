@@ -37,7 +37,7 @@ def refuse_absent() -> None:
         raise ConfigError(NEEDED)
 
 
-def make_page(watch: Watch, *, host: str = HOST, port: int = PORT, token: str | None, device: str = "cpu") -> Any:
+def make_page(watch: Watch, *, host: str = HOST, port: int = PORT, token: str | None, device: str = "cpu") -> Guard:
     """The application of `some watch`."""
     return wrap(Page(watch, device).routes(), host, port, token, ("/", "/favicon.ico", "/static/*"))
 
@@ -45,7 +45,7 @@ def make_page(watch: Watch, *, host: str = HOST, port: int = PORT, token: str | 
 # --- the API ----------------------------------------------------------------------------------------------------
 
 
-def make_api(path: str | Path, *, host: str, port: int, token: str | None, **options: Any) -> Any:
+def make_api(path: str | Path, *, host: str, port: int, token: str | None, **options: Any) -> Guard:
     """The application of `some serve`; options: checkpoint, device, base and favour, as `some_moe.load` takes them."""
     from starlette.responses import StreamingResponse
     from starlette.routing import Route
@@ -84,7 +84,7 @@ def make_api(path: str | Path, *, host: str, port: int, token: str | None, **opt
 # --- running ------------------------------------------------------------------------------------------------------
 
 
-def wrap(routes: list[Any], host: str, port: int, token: str | None, opening: tuple[str, ...] = ()) -> Any:
+def wrap(routes: list[Any], host: str, port: int, token: str | None, opening: tuple[str, ...] = ()) -> Guard:
     """An application with its guard before it."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -129,19 +129,21 @@ def warn(host: str, say: Say) -> None:
         )
 
 
-def make_server(app: Any) -> Any:
-    """A uvicorn server that says nothing and waits for nobody."""
+def make_server(app: Guard) -> Any:
+    """A uvicorn server that says nothing, and lets open streams end before it does."""
     import uvicorn
 
     config = uvicorn.Config(
         app, log_level="error", access_log=False, server_header=False, date_header=False, lifespan="off",
-        limit_concurrency=256, timeout_keep_alive=30, timeout_graceful_shutdown=1, http="h11", ws="none",
+        limit_concurrency=256, timeout_keep_alive=30, timeout_graceful_shutdown=3, http="h11", ws="none",
         loop="asyncio",
     )  # fmt: skip
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+    app.closing = lambda: server.should_exit
+    return server
 
 
-def run_app(app: Any, sockets: Sequence[socket.socket], started: Callable[[], Any] | None = None) -> None:
+def run_app(app: Guard, sockets: Sequence[socket.socket], started: Callable[[], Any] | None = None) -> None:
     """Answer until Ctrl-C."""
 
     async def serve() -> None:

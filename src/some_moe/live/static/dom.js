@@ -58,7 +58,7 @@ let serial = 0;
 export const fresh = (name) => `${name}-${++serial}`;
 export function field(label, control) { // a control with its name beside it
   control.id ||= fresh("field");
-  return el("label", { class: "field", htmlFor: control.id }, label, control);
+  return el("span", { class: "field" }, el("label", { htmlFor: control.id }, label), control);
 }
 export function choose(options, value, onchange, label) {
   const node = el("select", { onchange: () => onchange(node.value), "aria-label": label }, options.map(([v, text]) => el("option", { value: v }, text)));

@@ -83,6 +83,7 @@ export class GalaxyView {
     this.node = el("div", { class: "galaxy" }, el("div", {}, el("div", { class: "row" }, this.layers, this.colours, this.refit, this.look), this.note, this.sky, el("div", { class: "time" }, this.play, this.slider, this.step, field("newest", this.newest)), this.legend, help), this.card);
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.sky);
+    this.node.view = this; // for the console, and for tests
     this.show(null);
   }
   get run() { return this.view.run; }
