@@ -151,10 +151,33 @@ def test_a_log_of_a_hundred_megabytes_is_bearable(tmp_path: Path) -> None:
         assert command.megabytes("VmHWM") < MOST_MEGABYTES
 
 
+def cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@linux
+def test_twenty_pages_take_less_than_a_twentieth_of_one_core(tmp_path: Path) -> None:
+    """Of a run that logs ten lines a second: so much, at most, is taken from training on the same cores."""
+    run = make_run(tmp_path / "run", layers=8, experts=64, width=32, snapshots=(0,))
+    with watching(run) as command, followed(command, 20):
+        for _ in range(20):  # what opening them costs is over
+            append(run, "metrics.jsonl", step_line(20))
+            time.sleep(0.1)
+        begin, spent = time.monotonic(), cpu_seconds(command.process.pid)
+        for step in range(21, 171):
+            append(run, "metrics.jsonl", step_line(step) + (evaluation_line(step, 8) if step % 20 == 0 else ""))
+            if step % 50 == 0:
+                write_keys(run, step, 8, 64, 32)
+            time.sleep(0.1)
+        share = (cpu_seconds(command.process.pid) - spent) / (time.monotonic() - begin)
+    assert share < MOST_SLOWER
+
+
 def measure_step_seconds(folder: Path, name: str) -> float:
     """Seconds that training steps take, by the run's own clock."""
-    preset = ["train", "--preset", "demo", "--out", str(folder / name), "--name", name, "--train.max-steps", "60"]
-    small = ["--data.train-subset-size", "600", "--data.val-subset-size", "8", "--train.sample-tokens", "0"]
+    preset = ["train", "--preset", "demo", "--out", str(folder / name), "--name", name, "--train.max-steps", "30"]
+    small = ["--data.train-subset-size", "300", "--data.val-subset-size", "8", "--train.sample-tokens", "0"]
     often = ["--train.log-every", "1", "--train.snapshot-every", "5", "--train.threads", "2"]
     words = python_command("-m", "some_moe", *preset, *small, *often)
     subprocess.run(words, env=python_environment(), check=True, capture_output=True, timeout=280)
@@ -163,15 +186,20 @@ def measure_step_seconds(folder: Path, name: str) -> float:
 
 @linux
 def test_twenty_pages_slow_training_by_less_than_a_twentieth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the same two cores. Turns are taken, for a machine is never twice the same; the quicker turns are compared."""
+    """On the same two cores. Turns are taken, for a machine is never twice the same; the quickest are compared."""
+    if os.getloadavg()[0] > 1:
+        pytest.skip("needs a machine that does nothing else: others would slow it more than what is measured")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
     for folder in ("alone", "seen"):
         make_run(tmp_path / folder / "first")
+    measure_step_seconds(tmp_path / "warm", "run")  # which prepares the data
     alone, seen = [], []
     for turn in range(3):
         alone.append(measure_step_seconds(tmp_path / "alone", f"run-{turn}"))
         with watching(tmp_path / "seen") as command, followed(command, 20):
             seen.append(measure_step_seconds(tmp_path / "seen", f"run-{turn}"))
+    print(f"alone {alone}, with twenty pages {seen}")
     assert min(seen) < (1 + MOST_SLOWER) * min(alone), (alone, seen)
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parent / "static"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-TICK_SECONDS, BEAT_SECONDS = 0.5, 15.0
+TICK_SECONDS, BEAT_SECONDS = 0.6, 15.0
+FEW = 1_000  # lines that are told in full, however long the log is
 MOST_STREAMS = 64
 MOST_TEXT, MOST_NEW_TOKENS = 8_000, 1_000
 PAIRS: Form = [[is_count]]
@@ -47,7 +48,8 @@ class Page:
         self.galaxies: dict[str, Galaxy] = {}
         self.files = {f"/static/{file.name}": file for file in STATIC.iterdir() if file.suffix in KINDS}
         self.streams = 0
-        self.shared: dict[tuple[str, str, str], tuple[str, str]] = {}  # what was made of a piece of a log
+        self.refreshing: asyncio.Task[None] | None = None
+        self.shared: dict[tuple[str, str, str], str] = {}  # what was made of a piece of a log
 
     def routes(self) -> list[Any]:
         from starlette.routing import Route
@@ -83,8 +85,14 @@ class Page:
 
     async def list_runs(self, _: "Request") -> "Response":
         await in_thread(self.watch.refresh)
-        runs = [run.summary for run in self.watch.runs.values()]
-        return answer_json({"runs": runs, "queues": await in_thread(self.watch.list_queues)})
+        return answer_json({"runs": [run.summary for run in self.watch.runs.values()], "queues": self.watch.queues})
+
+    async def refresh(self) -> None:
+        """Look at the folders, once for all pages that wait for it."""
+        if self.watch.is_stale:
+            if self.refreshing is None or self.refreshing.done():
+                self.refreshing = asyncio.create_task(in_thread(self.watch.refresh))
+            await asyncio.shield(self.refreshing)
 
     async def curve(self, request: "Request") -> "Response":
         run = await in_thread(self.find, request)
@@ -102,33 +110,31 @@ class Page:
         places = {name: Place.parse(request.query_params.get(name, "")) for name in ("metrics", "samples")}
         return StreamingResponse(self.tell(request, run, places), media_type="text/event-stream")
 
-    async def tell(
-        self, request: "Request", run: Watched | None, places: dict[str, Place]
-    ) -> AsyncIterator[str]:
+    async def tell(self, request: "Request", run: Watched | None, places: dict[str, Place]) -> AsyncIterator[str]:
         self.streams += 1
         told: dict[str, int] = {}  # version of each run that was told
-        queues, beat = "", time.monotonic()
+        queues: Any = None
+        beat = time.monotonic()
         try:
             yield event("hello", {"step": STEP, "evaluation": EVALUATION, "layer": LAYER})
             while not request.scope["some_moe.closing"]():
-                await in_thread(self.watch.refresh)
+                await self.refresh()
                 news = [one for one in self.watch.runs.values() if told.get(one.key) != one.version]
                 if news:
                     told |= {one.key: one.version for one in news}
                     yield event("runs", [one.summary for one in news])
-                now = json.dumps(await in_thread(self.watch.list_queues))
-                if now != queues:
-                    queues = now
-                    yield f"event: queues\ndata: {now}\n\n"
-                more = run is not None
-                while more and run is not None:
-                    more = False
-                    for name in places:
-                        text, places[name], filled = await in_thread(self.read_log, run, name, places[name])
-                        more |= filled and name == "metrics"
+                if self.watch.queues != queues:
+                    queues = self.watch.queues
+                    yield event("queues", queues)
+                for name in places if run is not None else ():
+                    while run is not None and run.sizes[name] != places[name].byte:
+                        text, place = await in_thread(self.read_log, run, name, places[name])
                         if text:
                             yield text
-                if run is not None and run.key in {one.key for one in news}:
+                        if place.byte == places[name].byte:
+                            break  # half a line, or a log that is gone
+                        places[name] = place
+                if run is not None and run in news:
                     yield event("caught-up", {})
                 if time.monotonic() - beat > BEAT_SECONDS:
                     beat = time.monotonic()
@@ -137,34 +143,28 @@ class Page:
         finally:
             self.streams -= 1
 
-    def read_log(self, run: Watched, name: str, place: Place) -> tuple[str, Place, bool]:
-        """The events of what follows a place in a log, the next place, and whether there may be more.
+    def read_log(self, run: Watched, name: str, place: Place) -> tuple[str, Place]:
+        """The events of what follows a place in a log, and the next place.
 
         Several pages read the same: what was made of a piece is kept for a while.
         """
         try:
-            size = run.path.joinpath(f"{name}.jsonl").stat().st_size
-            if size == place.byte:  # nearly always
-                return "", place, False
             piece = read_piece(run.path, f"{name}.jsonl", place)
         except (SomeError, OSError):
-            return "", place, False
-        begins = piece.again or place.byte == 0
+            return "", place
         text = event("again", {"log": name, "place": str(piece.place)}) if piece.again else ""
-        if piece.lines:
-            key = (run.key, name, str(piece.place))
-            if key not in self.shared:
-                every = stride(run.path) if name == "metrics" and (begins or len(piece.lines) > 1_000) else 1
-                rows: Any = pick_metrics(thin(piece.lines, every)) if name == "metrics" else pick_samples(piece.lines)
-                while len(self.shared) >= 16:
-                    self.shared.pop(next(iter(self.shared)))
-                self.shared[key] = (str(place), event(name, {"place": str(piece.place), "rows": rows}))
-            made_from, made = self.shared[key]
-            if made_from != str(place) and not piece.again:  # it began elsewhere
-                del self.shared[key]
-                return self.read_log(run, name, place)
-            text += made
-        return text, piece.place, piece.place.byte < size and bool(piece.lines)
+        if not piece.lines:
+            return text, piece.place
+        begin = Place() if piece.again else place
+        key = (run.key, name, f"{begin}:{piece.place}")
+        made = self.shared.get(key)
+        if made is None:
+            every = stride(run.path) if len(piece.lines) > FEW else 1
+            rows: Any = pick_metrics(thin(piece.lines, every)) if name == "metrics" else pick_samples(piece.lines)
+            while len(self.shared) >= 16:
+                self.shared.pop(next(iter(self.shared)), None)
+            made = self.shared[key] = event(name, {"place": str(piece.place), "rows": rows})
+        return text + made, piece.place
 
     async def settings(self, request: "Request") -> "Response":
         """Every setting, and what it is in another run."""

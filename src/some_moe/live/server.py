@@ -162,13 +162,13 @@ def watch(
     """Show runs, or all runs below folders, as a page that follows them; say: is told its address."""
     refuse_absent()
     watched = Watch(runs)
-    listening = bind(host, port)
-    number, token = listening.getsockname()[1], secrets.token_urlsafe(24)
-    warn(host, warning)
-    page = f"{address(host, number)}/#{token}"  # behind '#': never sent, never logged
-    say(page)
-    opens = partial(webbrowser.open, page) if browser else None
-    run_app(make_page(watched, host=host, port=number, token=token, device=device), [listening], opens)
+    with bind(host, port) as listening:
+        number, token = listening.getsockname()[1], secrets.token_urlsafe(24)
+        warn(host, warning)
+        page = f"{address(host, number)}/#{token}"  # behind '#': never sent, never logged
+        say(page)
+        opens = partial(webbrowser.open, page) if browser else None
+        run_app(make_page(watched, host=host, port=number, token=token, device=device), [listening], opens)
 
 
 def serve(
@@ -177,12 +177,12 @@ def serve(
 ) -> None:  # fmt: skip
     """Answer OpenAI's completions API with a run's model. key: what clients must show; other machines always must."""
     refuse_absent()
-    listening = bind(host, port)
-    number = listening.getsockname()[1]
-    if key is None and not is_loopback(host):
-        key = secrets.token_urlsafe(24)
-        warning(f"clients need this key: {key}")
-    warn(host, warning)
-    app = make_api(run, host=host, port=number, token=key, **options)
-    say(f"{address(host, number)}/v1")
-    run_app(app, [listening])
+    with bind(host, port) as listening:
+        number = listening.getsockname()[1]
+        if key is None and not is_loopback(host):
+            key = secrets.token_urlsafe(24)
+            warning(f"clients need this key: {key}")
+        warn(host, warning)
+        app = make_api(run, host=host, port=number, token=key, **options)
+        say(f"{address(host, number)}/v1")
+        run_app(app, [listening])

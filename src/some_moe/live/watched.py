@@ -40,6 +40,7 @@ class Watched:
         self.checkpoints: tuple[int, ...] = ()
         self.from_checkpoints = False  # whether keys are those of checkpoints, for want of snapshots
         self._kept: tuple[int, ...] = ()  # snapshots of keys, without checkpoints
+        self.sizes = {"metrics": 0, "samples": 0}  # bytes of the logs
         self.version = 0  # rises when the summary changes
         self._seen: dict[str, Any] = {}  # what each file was like when it was read
         self._held = False  # whether a process was seen to train in it
@@ -66,6 +67,7 @@ class Watched:
 
     def _look(self) -> dict[str, Any]:
         folder = RunFolder(self.path)
+        self.sizes = {name: measure(self.path / f"{name}.jsonl") for name in self.sizes}
         if self._changed("config.yaml"):
             self.config = folder.read_config()
             grown = folder.read_object("grown.json")
@@ -195,12 +197,17 @@ def read_all(path: Path) -> dict[str, list[list[Any]]]:
         place = piece.place
 
 
+def measure(path: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 def stride(path: Path) -> int:
     """Of how many lines of a long log one is shown."""
-    try:
-        return 1 + os.stat(path / "metrics.jsonl").st_size // WHOLE
-    except OSError:
-        return 1
+    return 1 + measure(path / "metrics.jsonl") // WHOLE
 
 
 class Watch:
@@ -209,8 +216,9 @@ class Watch:
     def __init__(self, places: Sequence[str | Path]) -> None:
         self.sources = [Path(place) for place in places]
         self.runs: dict[str, Watched] = {}
+        self.queues: list[dict[str, Any]] = []
         self._known: dict[str, str] = {}
-        self._looked = 0.0
+        self._looked = self._refreshed = 0.0
         self._lock = threading.Lock()
         for source in self.sources:
             if not source.is_dir():
@@ -240,10 +248,17 @@ class Watch:
         except OSError:
             return []
 
+    @property
+    def is_stale(self) -> bool:
+        return time.monotonic() - self._refreshed >= FRESH_SECONDS
+
     def refresh(self) -> None:
+        """Look at everything, unless somebody just did."""
         self.find()
         for run in list(self.runs.values()):
             run.refresh()
+        self.queues = self.list_queues()
+        self._refreshed = time.monotonic()
 
     def list_queues(self) -> list[dict[str, Any]]:
         """How the queues stand whose runs are watched."""
