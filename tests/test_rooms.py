@@ -107,10 +107,10 @@ BUDGETS = {
     "fast": 5_300,
     "stories": 410,
     "growth": 850,
-    "glass": 5_220,
+    "glass": 5_400,
     "lab": 4_500,
-    "commands": 1_660,
-    "cli": 340,
+    "commands": 1_850,
+    "cli": 350,
     "hf": 2_000,
     "live": 1_700,
     "api": 170,
@@ -129,7 +129,7 @@ BUDGETS = {
 }
 # The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five.
 # Gated experts, texts told side by side and the table of a run's phases took 200.
-CORE_BUDGET, ALL_BUDGET = 6_350, 28_700
+CORE_BUDGET, ALL_BUDGET = 6_350, 32_500
 
 
 def count_lines(rooms: set[str]) -> int:

@@ -1,6 +1,7 @@
 """`some watch` and `some serve` on the command line: bad input in one sentence, warnings, and an end by Ctrl-C."""
 
 import importlib.util
+import re
 import signal
 import socket
 import subprocess
@@ -109,3 +110,45 @@ def test_ctrl_c_ends_it_in_silence_even_with_a_page_open(tmp_path: Path) -> None
 def test_no_torch_is_loaded_before_a_model_is_asked_for() -> None:
     code = "import sys, some_moe.live.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run(python_command("-c", code), env=python_environment()).returncode == 0
+
+
+TINY = ["--model.d-model", "32", "--model.num-layers", "2", "--model.num-heads", "2", "--model.num-experts=4",
+        "--model.d-ffn", "32", "--model.vocab-size", "400", "--data.seq-len", "64", "--data.train-subset-size", "16",
+        "--data.val-subset-size", "4", "--train.epochs", "1", "--train.sample-tokens", "4"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
+def test_the_demo_is_watched_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
+    words = ["demo", "--watch", "--no-browser", "--out", str(tmp_path / "demo"), *TINY]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(python_command("-m", "some_moe", *words), env=python_environment(), **pipes) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        while not any("trigram" in line for line in lines) or not any("/#" in line for line in lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
+        found = re.search(r"http://((.+?):(\d+))/#([\w-]{32})", "".join(lines))  # two processes print
+        assert found is not None
+        address, host, port, token = found.groups()
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(f"GET /runs HTTP/1.0\r\nHost: {address}\r\nx-some-token: {token}\r\n\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((host, int(port)))
+
+
+@pytest.mark.slow
+def test_the_demo_trains_scores_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
+    assert main(["demo", "--out", str(tmp_path / "demo"), *TINY]) == 0
+    said = capsys.readouterr().out
+    assert "test loss" in said
+    assert "trigram" in said
+    assert main(["demo", "--out", str(tmp_path / "demo"), *TINY]) == 0  # it is finished already
+    assert main(["demo", "--nonsense"]) == 2

@@ -18,9 +18,23 @@ def run_demo(arguments: list[str]) -> int:
         "a few minutes on two cores; goes on where it was stopped. Settings can be given as to `some train`.",
     )
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="the run folder (runs/demo)")
+    parser.add_argument("--watch", action="store_true", help="show it in the browser meanwhile, until Ctrl-C")
+    parser.add_argument("--no-browser", action="store_true", help="with --watch: print the address, open nothing")
     _, words = take_settings(arguments, "some demo")
-    out = parser.parse(words).out
-    settings = [word for word in arguments if word not in ("--out", out) and word != f"--out={out}"]
+    options = parser.parse(words)
+    own = ("--out", options.out, f"--out={options.out}", "--watch", "--no-browser")
+    settings = [word for word in arguments if word not in own]
+    if not options.watch:
+        return make_demo(options.out, settings)
+    from some_moe.commands.live import watched
+
+    with watched(Path(options.out), browser=not options.no_browser) as page:
+        code = make_demo(options.out, settings)
+        page.join()
+    return code
+
+
+def make_demo(out: str, settings: list[str]) -> int:
     code = train_model(["--preset=demo", f"--out={out}", "--resume=auto", *settings])
     for step in (evaluate_run, generate_text):
         if code == 0:

@@ -1,10 +1,17 @@
 """`some watch`: runs as a page that follows them; `some serve`: a run behind OpenAI's completions API."""
 
 import os
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from some_moe.cli import Parser, write
 from some_moe.errors import UsageError
+
+LOOK_SECONDS = 0.2
 
 
 def say(text: str) -> None:
@@ -77,3 +84,32 @@ def choose_device(name: str) -> str:
     from some_moe.training.machine import choose_machine
 
     return str(choose_machine(TrainConfig(device=name)).device)
+
+
+@contextmanager
+def watched(run: Path, *, browser: bool) -> Iterator[threading.Thread]:
+    """`some watch` in a process of its own, as soon as the run has begun; ended with whatever ends the block."""
+    from some_moe.live.server import refuse_absent
+    from some_moe.system.processes import python_command, python_environment
+
+    refuse_absent()
+    words = python_command("-m", "some_moe", "watch", str(run), *([] if browser else ["--no-browser"]))
+    processes: list[subprocess.Popen[bytes]] = []
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not (run / "config.yaml").is_file():
+            if ended.wait(LOOK_SECONDS):
+                return
+        processes.append(subprocess.Popen(words, env=python_environment(), stdin=subprocess.DEVNULL))
+        processes[0].wait()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        ended.set()
+        for process in processes:
+            process.terminate()
+        sys.stdout.flush()
