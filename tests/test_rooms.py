@@ -112,7 +112,7 @@ BUDGETS = {
     "commands": 1_850,
     "cli": 350,
     "hf": 2_000,
-    "live": 1_700,
+    "live": 1_740,
     "api": 170,
     "hooks": 330,
     "views": 70,

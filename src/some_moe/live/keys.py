@@ -18,7 +18,7 @@ from some_moe.glass.inspect.communities import count_pairs, find_communities
 from some_moe.glass.inspect.labels import UNLABELLED, label_tokens
 from some_moe.glass.inspect.movement import thin_out
 from some_moe.glass.inspect.projections import principal_axes, project, unit_rows
-from some_moe.live.watched import Watched
+from some_moe.live.watched import Watched, stamp_of
 from some_moe.system.files import inside
 from some_moe.system.reading import LARGEST_TENSORS, clean, refuse_unreadable
 from some_moe.training.run_folder import RunFolder
@@ -28,6 +28,7 @@ MOST_POINTS = 1 << 18  # keys that a page can show
 LARGE = 1_024  # experts a layer from which on communities take too long
 FAR, TIMES = 0.6, 4.0  # a key that moved so far, and so many times farther than the layer's middle one, jumped
 NUM_NEIGHBOURS = 6
+LARGEST = 1e9  # a key's or a load's number beyond which it is damage
 LOAD_POINTS = 120
 MOST_KEPT = 4_000  # maps of layers, and loads of layers at a step
 DAMAGED = "cannot be shown: it is damaged, or gone"
@@ -38,20 +39,22 @@ class Galaxy:
 
     def __init__(self, run: Watched) -> None:
         self.run = run
-        self.axes: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, float]] = {}
-        self.frames: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-        self.loads: dict[tuple[int, int], np.ndarray] = {}  # usage (E,) by step and layer
+        # What was made of snapshots, under their steps and when they were written: a resumed run writes them anew.
+        self.axes: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, float]] = {}
+        self.frames: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
+        self.loads: dict[tuple[int, ...], np.ndarray] = {}  # usage (E,) by step and layer
         self.lock = threading.Lock()
 
     def draw(self, step: int, fit: int) -> bytes:
         """float32 (L, E, 4) of the keys after `step` steps; fit: the snapshot that lays the map out with the first."""
         with self.lock:
-            if (step, fit) not in self.frames:
-                self.frames[step, fit] = self._draw(step, fit)
+            key = (step, fit, self._stamp(step), self._stamp(fit))
+            if key not in self.frames:
+                self.frames[key] = self._draw(step, fit)
                 while len(self.frames) > 1 and sum(map(len, self.frames.values())) > MOST_BYTES:
                     self.frames.popitem(last=False)
-            self.frames.move_to_end((step, fit))
-            return self.frames[step, fit]
+            self.frames.move_to_end(key)
+            return self.frames[key]
 
     def _draw(self, step: int, fit: int) -> bytes:
         model = self._model()
@@ -71,15 +74,16 @@ class Galaxy:
 
     def _lay_out(self, fit: int, layer: int) -> tuple[np.ndarray, np.ndarray, float]:
         """Mean, axes and size of a layer's map: the plane of most variance of the first snapshot and of another."""
-        if (fit, layer) not in self.axes:
+        key = (fit, layer, self._stamp(fit))
+        if key not in self.axes:
             steps = dict.fromkeys((self.run.snapshots[0], fit))
             keys = np.concatenate([self.read("keys", step, layer) for step in steps])
             mean, axes, _ = principal_axes(keys)
             if len(self.axes) > MOST_KEPT:
                 self.axes.clear()
             size = float(np.quantile(np.linalg.norm(project(keys, mean, axes), axis=1), 0.98))
-            self.axes[fit, layer] = (mean, axes, max(size, 1e-6))
-        return self.axes[fit, layer]
+            self.axes[key] = (mean, axes, max(size, 1e-6))
+        return self.axes[key]
 
     def _model(self) -> Any:
         config = self.run.config
@@ -87,16 +91,21 @@ class Galaxy:
             raise ConfigError(f"{self.run.shown} has no keys to show")
         return config.model
 
+    def _file(self, step: int) -> Path:
+        if self.run.from_checkpoints:
+            return Path("checkpoints") / f"step-{step}" / "model.safetensors"
+        return Path("keys") / f"step-{step}.safetensors"
+
+    def _stamp(self, step: int) -> int:
+        return stamp_of(self.run.path / self._file(step))
+
     def read(self, what: str, step: int, layer: int) -> np.ndarray:
         """The "keys" (E, D) or "usage" (E,) of a layer, from a snapshot or, where there is none, a checkpoint."""
-        model, folder = self._model(), RunFolder(self.run.path)
-        name, file = f"{layer}.{what}", Path("keys") / f"step-{step}.safetensors"
-        if self.run.from_checkpoints:
-            name = f"blocks.{layer}.ffn.key_router.state.{what}"
-            file = Path("checkpoints") / f"step-{step}" / "model.safetensors"
+        model = self._model()
+        name = f"blocks.{layer}.ffn.key_router.state.{what}" if self.run.from_checkpoints else f"{layer}.{what}"
         wanted = (model.num_experts, model.d_model) if what == "keys" else (model.num_experts,)
         try:
-            path = inside(folder.path, file)
+            path = inside(self.run.path, self._file(step))
             refuse_unreadable(path, LARGEST_TENSORS)
             with safe_open(path, framework="numpy") as tensors:
                 if tuple(tensors.get_slice(name).get_shape()) != wanted:
@@ -104,7 +113,7 @@ class Galaxy:
                 found = np.asarray(tensors.get_tensor(name), np.float32)
         except (SafetensorError, OSError, TypeError):
             raise ConfigError(f"the snapshot of step {step} {DAMAGED}") from None
-        if not np.isfinite(found).all():
+        if not (np.abs(found) < LARGEST).all():  # which nan is not, either
             raise ConfigError(f"the snapshot of step {step} {DAMAGED}")
         return found
 
@@ -117,12 +126,13 @@ class Galaxy:
             self.loads.clear()
         load = []
         for at in thin_out(np.array(self.run.snapshots), LOAD_POINTS).tolist():
-            if (at, layer) not in self.loads:
+            key = (at, layer, self._stamp(at))
+            if key not in self.loads:
                 try:
-                    self.loads[at, layer] = self.read("usage", at, layer)
+                    self.loads[key] = self.read("usage", at, layer)
                 except ConfigError:
                     continue
-            load.append([at, round(float(self.loads[at, layer][expert]), 4)])
+            load.append([at, round(float(self.loads[key][expert]), 4)])
         return {"neighbours": [[one, round(float(near[one]), 4)] for one in order], "load": load}
 
 
@@ -137,7 +147,8 @@ class Insight:
 
     def __init__(self, run: Watched, seen: Collection) -> None:
         config = run.config
-        assert config is not None
+        if config is None:
+            raise ConfigError(f"{run.shown} has no config.yaml that can be read; restore it")
         seen.refuse_other_model(config.model)
         self.seen, self.tokenizer = seen, RunFolder(run.path).read_tokenizer()
         if (seen.tokens >= self.tokenizer.vocab_size).any():

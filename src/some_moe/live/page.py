@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from some_moe.live.answers import AskedError, answer_json, ask_number, in_thread
 from some_moe.live.desk import Desk, write
 from some_moe.live.keys import Galaxy, Insight, read_insight
 from some_moe.live.logs import EVALUATION, LAYER, STEP, Place, pick_metrics, pick_samples, read_piece, thin
-from some_moe.live.watched import Watch, Watched, stride
+from some_moe.live.watched import Watch, Watched, stamp_of, stride
 from some_moe.system.forms import Form, is_count, is_number, is_text, matches
 from some_moe.system.reading import clean
 from some_moe.training.run_folder import RunFolder
@@ -27,7 +28,7 @@ STATIC = Path(__file__).parent / "static"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 TICK_SECONDS, BEAT_SECONDS = 0.6, 15.0
 FEW = 1_000  # lines that are told in full, however long the log is
-MOST_STREAMS = 64
+MOST_STREAMS, MOST_SHARED = 64, 16
 MOST_TEXT, MOST_NEW_TOKENS = 8_000, 1_000
 PAIRS: Form = [[is_count]]
 CHECKPOINT = matches(r"best|last|step-(0|[1-9]\d{0,17})")
@@ -48,7 +49,9 @@ class Page:
         self.galaxies: dict[str, Galaxy] = {}
         self.files = {f"/static/{file.name}": file for file in STATIC.iterdir() if file.suffix in KINDS}
         self.streams = 0
+        self.stamps: dict[str, int] = {}  # when what was collected of a run was written
         self.refreshing: asyncio.Task[None] | None = None
+        self.sharing = threading.Lock()
         self.shared: dict[tuple[str, str, str], str] = {}  # what was made of a piece of a log
 
     def routes(self) -> list[Any]:
@@ -157,14 +160,14 @@ class Page:
             return text, piece.place
         begin = Place() if piece.again else place
         key = (run.key, name, f"{begin}:{piece.place}")
-        made = self.shared.get(key)
-        if made is None:
-            every = stride(run.path) if len(piece.lines) > FEW else 1
-            rows: Any = pick_metrics(thin(piece.lines, every)) if name == "metrics" else pick_samples(piece.lines)
-            while len(self.shared) >= 16:
-                self.shared.pop(next(iter(self.shared)), None)
-            made = self.shared[key] = event(name, {"place": str(piece.place), "rows": rows})
-        return text + made, piece.place
+        with self.sharing:
+            if key not in self.shared:
+                every = stride(run.path) if len(piece.lines) > FEW else 1
+                rows: Any = pick_metrics(thin(piece.lines, every)) if name == "metrics" else pick_samples(piece.lines)
+                while len(self.shared) >= MOST_SHARED:
+                    del self.shared[next(iter(self.shared))]
+                self.shared[key] = event(name, {"place": str(piece.place), "rows": rows})
+            return text + self.shared[key], piece.place
 
     async def settings(self, request: "Request") -> "Response":
         """Every setting, and what it is in another run."""
@@ -215,10 +218,14 @@ class Page:
         return answer_json(found | ({} if seen is None else await in_thread(seen.quote, layer, expert)))
 
     def find_insight(self, run: Watched) -> Insight | None:
+        stamp = stamp_of(run.path / "analysis" / "collected.safetensors")
+        if stamp != self.stamps.get(run.key, 0):  # analysed since
+            self.stamps[run.key] = stamp
+            self.desk.insights.pop(run.key, None)
         if run.key not in self.desk.insights:
             try:
                 found = read_insight(run)
-            except ConfigError:
+            except (ConfigError, OSError):
                 found = None
             if found is None:
                 return None

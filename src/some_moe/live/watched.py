@@ -205,6 +205,14 @@ def measure(path: Path) -> int:
         return 0
 
 
+def stamp_of(path: Path) -> int:
+    """When a file was written; 0 where there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def stride(path: Path) -> int:
     """Of how many lines of a long log one is shown."""
     return 1 + measure(path / "metrics.jsonl") // WHOLE

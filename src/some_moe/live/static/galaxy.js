@@ -104,6 +104,7 @@ export class GalaxyView {
     }
     if (this.insight === null && this.asked !== run.analysed) { this.asked = run.analysed; if (run.analysed) askJson(`/runs/${run.id}/insight`).then((found) => this.learn(found), () => {}); }
     const many = this.steps.length, grew = many !== this.many;
+    if (many < this.many) this.frames.clear(); // cut back: what comes next is made anew
     this.many = many;
     this.note.hidden = many > 0; if (!many) this.note.textContent = "No key snapshot yet: a run keeps one every train.snapshot_every steps.";
     this.slider.max = Math.max(0, many - 1);
