@@ -63,6 +63,7 @@ VIEWS: dict[str, tuple[str, Callable[[Any], None]]] = {
 
 
 def main(runs: Path, out: Path) -> None:
+    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     out.mkdir(parents=True, exist_ok=True)
@@ -80,8 +81,10 @@ def main(runs: Path, out: Path) -> None:
                     prepare(page)
                     page.evaluate("window.scrollTo(0, document.querySelector('.tabs')?.offsetTop - 60 || 0)")
                     page.wait_for_timeout(700)
-                    page.screenshot(path=out / f"live-{name}-{width}-{scheme}.png")
+                    file = out / f"live-{name}-{width}-{scheme}.png"
+                    page.screenshot(path=file)
                     page.close()
+                    Image.open(file).quantize(256).save(file, optimize=True)  # a third of the bytes
         browser.close()
 
 

@@ -140,7 +140,7 @@ export function nearest(xs, x) { // place of the value nearest to x, in order
   return a > 0 && x - xs[a - 1] < xs[a] - x ? a - 1 : Math.max(0, a);
 }
 export function soften(ys) { // a running mean that forgets
-  const keep = 1 - 1 / Math.min(30, Math.max(2, ys.length / 40)), out = new Array(ys.length);
+  const keep = 1 - 1 / Math.min(30, Math.max(2, ys.length / 80)), out = new Array(ys.length);
   let mean = 0, weight = 0;
   for (let i = 0; i < ys.length; i++) { if (Number.isFinite(ys[i])) { mean = mean * keep + ys[i] * (1 - keep); weight = weight * keep + 1 - keep; } out[i] = weight ? mean / weight : NaN; }
   return out;
