@@ -36,9 +36,8 @@ ALLOWED = {
     "hf": LEAVES | {"data", "experts", "model", "parallel", "training", "__version__"},
     "glass": LEAVES | {"stories", "data", "experts", "model", "metrics", "training", "lab"},
     "lab": LEAVES | {"data", "experts", "model", "metrics", "training"},
-    "commands": LEAVES | CORE | {"parallel", "growth", "hf", "glass", "lab", "cli", "api"},
     "live": LEAVES | {"data", "model", "metrics", "training", "growth", "glass", "lab"},
-    "commands": LEAVES | CORE | {"parallel", "growth", "glass", "lab", "live", "cli", "api"},
+    "commands": LEAVES | CORE | {"parallel", "growth", "hf", "glass", "lab", "live", "cli", "api"},
     "cli": LEAVES,  # commands are named in a table, and imported when one of them runs
     "__main__": {"cli"},
     "api": LEAVES | {"data", "training", "parallel", "sinks", "lab"},
