@@ -14,7 +14,7 @@ KILLS ?= 1000
 SEED ?= 0
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup setup-dev demo docs docs-check test test-ci test-all fuzz kills lint types clean
+.PHONY: setup setup-dev demo docs docs-check site test test-ci test-all fuzz kills lint types clean
 
 setup: $(VENV)/.installed
 
@@ -37,6 +37,10 @@ docs: setup
 
 docs-check: setup
 	$(BIN)/python -m tools.documents --check
+
+# The documentation as pages, in build/site.
+site: setup-dev
+	$(BIN)/python -m tools.site
 
 test: setup-dev lint types
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
