@@ -30,7 +30,7 @@ from some_moe.system.records import Branch
 from some_moe.training.evaluate import evaluation_batches, forward
 from tools.grow_study.bench import Bench, row_of
 
-FAVOURS = (-6.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
+FAVOURS = (-6.0, -4.0, -3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 4.5)
 WIDE = 0.1  # share of kept text that branches may have while they learn, in methods that let them have more
 CONTEXT, FADES = 3.0, 0.95  # weight of what spoke for a branch before a token, and how long it is remembered
 Known = list[Tensor]  # of each layer, the queries (T, D) of a text
