@@ -64,7 +64,7 @@ def read(study: Study, cell: Cell) -> dict[str, Any]:
 
 
 def test_a_cell_leaves_every_figure_and_where_it_comes_from(study: Study) -> None:
-    base, cell = Cell("base", 0, family="gravity"), Cell("grow", 0, 5e-4, "gravity")
+    base, cell = Cell("base", 0, family="gravity"), Cell("grow", 0, 4e-3, "gravity")
     run_cell(study, base)
     run_cell(study, cell)
     found, own = read(study, cell), read(study, base)["rows"][0]
@@ -77,7 +77,7 @@ def test_a_cell_leaves_every_figure_and_where_it_comes_from(study: Study) -> Non
         assert row["valid"].keys() == row["test"].keys() == texts
         assert row["test"]["gained"] == pytest.approx((row["test"]["sums"] + row["test"]["code"]) / 2, abs=1e-4)
     assert found["rows"][0]["test"]["base"] == pytest.approx(own["test"]["base"], abs=0.02)  # held back, it is the base
-    assert found["rows"][-1]["test"]["gained"] < own["test"]["gained"]
+    assert min(row["test"]["gained"] for row in found["rows"]) < own["test"]["gained"] - 0.005
     assert found["alone"].keys() == {"sums", "code"}
     assert found["pairs"].keys() == {"sums+code"}
     assert found["pairs"]["sums+code"]["sums"] == next(r["test"]["sums"] for r in found["rows"] if r["point"] == 0)
