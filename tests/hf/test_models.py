@@ -84,6 +84,8 @@ def compare(config: RunConfig, place: Path) -> None:
         assert torch.equal(quiet_generate(model, IDS), tokens)
         assert torch.equal(quiet_generate(model, IDS, use_cache=False), tokens)
         assert torch.equal(quiet_generate(model, padded, attention_mask=mask), tokens)
+        static = {"attention_mask": mask, "cache_implementation": "static"}
+        assert torch.equal(quiet_generate(model, padded, **static), tokens)
 
 
 @pytest.mark.parametrize("kind", ["plain", "alibi", "every-study", "hash"])
