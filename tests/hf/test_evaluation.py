@@ -91,7 +91,8 @@ def test_bad_input_is_one_sentence(run: Path, capsys: pytest.CaptureFixture[str]
     assert "--limit 0 is out of range" in refused(capsys, *start, "--tasks", "some_bytes", "--limit", "0")
     assert "--limit 3 is of --tasks" in refused(capsys, *start, "--limit", "3")
     assert "names none, or one twice" in refused(capsys, *start, "--tasks", ",")
-    assert "is not a folder" in refused(capsys, "eval", str(run / "none"), "--tasks", "some_bytes")
+    assert "is no name of a task" in refused(capsys, *start, "--tasks", "some bytes")
+    assert "is not a run" in refused(capsys, "eval", str(run / "none"), "--tasks", "some_bytes")
 
 
 def test_the_harness_leaves_its_own_tasks_without_an_end(run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`some export`, `some push` and `some eval --tasks`: runs for those who use transformers and lm-eval."""
 
 import os
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -70,8 +71,13 @@ def evaluate_harness(options: Namespace) -> int:
         raise UsageError(f"--limit {options.limit} is out of range; use 1 or more")
     if len(options.data or []) > 1:
         raise UsageError("--tasks go with one text; give one --data")
-    if not Path(options.run).is_dir():
-        raise UsageError(f"{options.run!r} is not a folder; give a run, or a folder that `some export` wrote")
+    for task in tasks:
+        if not re.fullmatch(r"[\w.+-]{1,100}", task):
+            raise UsageError(f"--tasks {task[:100]!r} is no name of a task; write it like some_cloze,some_bytes")
+    if not (Path(options.run) / "config.json").is_file():  # which an exported folder has, and a run has not
+        from some_moe.training.runs import load
+
+        load(options.run, checkpoint=options.checkpoint)  # one that is none is refused before torch is loaded
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # read when it is first imported
 

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -114,13 +115,12 @@ def evaluate_tasks(
     that no run has been trained on). limit: of items a task. options: see `export`.
     """
     from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     own = [name for name in tasks if name in TASKS]
-    manager = TaskManager(include_defaults=len(own) < len(tasks))
+    manager = list_tasks(len(own) < len(tasks))
     known = {*TASKS, *manager.all_tasks}
     for name in tasks:
         if name not in known:
@@ -152,6 +152,14 @@ def evaluate_tasks(
                 f"the data of {', '.join(tasks)} cannot be read ({told}); go online, or use {', '.join(TASKS)}"
             ) from None
     return {name: dict(read_scores(scores)) for name, scores in found["results"].items()}
+
+
+@cache
+def list_tasks(with_theirs: bool) -> Any:
+    """The harness's list of tasks; to read all of its own takes it seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_defaults=with_theirs)
 
 
 @contextmanager
