@@ -115,7 +115,8 @@ def test_text_comes_with_the_experts_of_every_token(served: Served, run: Path) -
     assert all(len(way) == 2 and all(len(experts) == 2 and max(experts) < 6 for experts in way) for way in ways)
 
 
-def test_one_text_at_a_time(served: Served) -> None:
+def test_one_text_at_a_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("some_moe.live.desk.PATIENCE_SECONDS", 0.0)
     connection = http.client.HTTPConnection("127.0.0.1", served.port)
     body = json.dumps({"prompt": "Once", "max_tokens": 1000, "temperature": 2})
     headers = {"x-some-token": TOKEN, "content-type": "application/json"}

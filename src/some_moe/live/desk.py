@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_MODELS = 2  # what is compared with each other
 LOOK_TOKENS = 4_000
+PATIENCE_SECONDS = 1.5  # a text that is being stopped is over by then
 CHOSEN_ANYWAY = 1e9  # a bias beyond all scores
 Pair = Sequence[int]  # layer, expert
 
@@ -43,15 +44,15 @@ class Desk:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Answer one question; whoever comes meanwhile is told to come again."""
-        self.take()
+        """Answer one question; whoever comes meanwhile waits a moment, and is then told to come again."""
+        self.take(PATIENCE_SECONDS)
         try:
             yield
         finally:
             self.busy.release()
 
-    def take(self) -> None:
-        if not self.busy.acquire(blocking=False):
+    def take(self, patience: float = 0.0) -> None:
+        if not self.busy.acquire(timeout=patience):
             raise BusyError
 
     def open(self, run: Watched, checkpoint: str = "best") -> "Run":

@@ -119,7 +119,7 @@ export class Chart {
   name(seen) {
     const at = seen ?? this.x1, values = new Map(this.read(at).map(([s, y]) => [s.name, y]));
     this.at.textContent = this.series.length ? (seen === null ? (this.range ? "zoomed; double click shows all" : "") : `${this.unit} ${short(Math.round(at))}`) : "nothing yet";
-    this.canvas.setAttribute("aria-label", `${this.title}: ` + ([...values].map(([n, y]) => `${n} ${this.format(y)}`).join(", ") || "nothing yet") + (this.series.length ? ` at ${this.unit} ${short(Math.round(at))}` : ""));
+    this.canvas.setAttribute("aria-label", `${this.title}: ` + ([...values].map(([n, y]) => `${n} ${this.format(y)}`).join(", ") || "nothing yet") + (this.series.length ? ` at ${this.unit} ${short(Math.round(at))}` : "") + this.lines.map((l) => `; ${l.name} ${this.format(l.y)}`).join(""));
     const names = this.series.map((s) => s.name).join("\n");
     if (names !== this.names) {
       this.names = names;
