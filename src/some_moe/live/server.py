@@ -134,9 +134,9 @@ def make_server(app: Guard) -> Any:
     import uvicorn
 
     config = uvicorn.Config(
-        app, log_level="error", access_log=False, server_header=False, date_header=False, lifespan="off",
-        limit_concurrency=256, timeout_keep_alive=30, timeout_graceful_shutdown=3, http="h11", ws="none",
-        loop="asyncio",
+        app, log_level="error", access_log=False, server_header=False, date_header=False, proxy_headers=False,
+        lifespan="off", limit_concurrency=256, timeout_keep_alive=30, timeout_graceful_shutdown=3, http="h11",
+        ws="none", loop="asyncio",
     )  # fmt: skip
     server = uvicorn.Server(config)
     app.closing = lambda: server.should_exit
