@@ -169,16 +169,26 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
 
-class Network(nn.Module):
-    """d → hidden → d with GELU; without a hidden width, d → d."""
+def activate(pre: Tensor, width: int) -> Tensor:
+    """GELU of pre-activations (…, width), or SwiGLU of gates and what they let through (…, 2·width)."""
+    if pre.shape[-1] == width:
+        return F.gelu(pre)
+    gate, linear = pre.chunk(2, dim=-1)
+    return F.silu(gate) * linear
 
-    def __init__(self, d: int, hidden: int = 0) -> None:
+
+class Network(nn.Module):
+    """d → hidden → d with GELU, or gated; without a hidden width, d → d."""
+
+    def __init__(self, d: int, hidden: int = 0, activation: str = "gelu") -> None:
         super().__init__()
-        self.expand = Linear(d, hidden) if hidden else None
+        high = 2 * hidden if activation == "swiglu" else hidden
+        self.expand = Linear(d, high) if hidden else None
         self.project = Linear(hidden or d, d)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.project(x if self.expand is None else F.gelu(self.expand(x)))
+        hidden = x if self.expand is None else activate(self.expand(x), self.project.in_features)
+        y: Tensor = self.project(hidden)
         return y
 
 
@@ -199,8 +209,10 @@ class Library(nn.Module):
         self.dtype = torch.bfloat16 if m["expert_dtype"] == "bfloat16" else torch.float32
         self.num_made, self.num_kept = config.count_made(experts), config.kept_experts
         self.made: dict[int, list[Tensor]] = {}  # no buffers: from_pretrained would fill them with anything
+        high = 2 * width if m.get("activation") == "swiglu" else width
+        self.width = width
         self.shapes: dict[str, tuple[int, ...]] = {
-            "up": (width, d), "up_bias": (width,), "down": (d, width), "down_bias": (d,)
+            "up": (high, d), "up_bias": (high,), "down": (d, width), "down_bias": (d,)
         }  # fmt: skip
         is_shared = has_studies and m["shared_down"]
         if is_shared:
@@ -216,7 +228,7 @@ class Library(nn.Module):
         self.has_lora = has_studies and m["trainability"] == "lora"
         if self.has_lora:
             rank = m["lora_rank"]
-            shapes = {"up_in": (rank, d), "up_out": (width, rank), "down_in": (rank, width), "down_out": (d, rank)}
+            shapes = {"up_in": (rank, d), "up_out": (high, rank), "down_in": (rank, width), "down_out": (d, rank)}
             for name, pair in shapes.items():
                 self.register_parameter(name, nn.Parameter(torch.zeros(experts, *pair)))
         self.gain = nn.Parameter(torch.ones(experts, width)) if has_studies and m["gains"] else None
@@ -230,14 +242,14 @@ class Library(nn.Module):
 
     def make(self, expert: int, device: torch.device) -> list[Tensor]:
         """The matrices of one expert, from the seed; refused where they are not what was saved."""
-        width, d = self.shapes["up"]
+        d = self.shapes["up"][1]
         tensors = []
         # What is made in inference mode could never be trained with.
         with torch.inference_mode(False), torch.no_grad():
             for name, shape in self.shapes.items():
                 out = torch.empty(shape, dtype=self.dtype, device=device)
                 sparsity = 0.0 if name.endswith("_bias") else self.sparsity
-                bound = 1 / math.sqrt(d if name.startswith("up") else width)
+                bound = 1 / math.sqrt(d if name.startswith("up") else self.width)
                 fill(out, (self.seed, self.layer, expert), name, bound, sparsity)
                 tensors.append(out)
             found, saved = add_bits(tensors, expert), int(self.sums[expert])
@@ -277,7 +289,7 @@ class Library(nn.Module):
 
     def run_expert(self, expert: int, x: Tensor) -> Tensor:
         w = self.weights(expert, x)
-        hidden = F.gelu(F.linear(x, w["up"], w["up_bias"]))
+        hidden = activate(F.linear(x, w["up"], w["up_bias"]), self.width)
         if self.gain is not None:
             hidden = hidden * self.gain[expert].to(x.dtype)
         return F.linear(hidden, w["down"], w["down_bias"]) if "down" in w else hidden
@@ -392,9 +404,9 @@ class Scale(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    def __init__(self, d: int, width: int) -> None:
+    def __init__(self, d: int, width: int, activation: str) -> None:
         super().__init__()
-        self.ffn = Network(d, width)
+        self.ffn = Network(d, width, activation)
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
         shared: Tensor = self.ffn(x)
@@ -417,7 +429,7 @@ class SomeLayer(nn.Module):
         if m["output_scale"]:
             self.studies.append(Scale())
         if m["shared_expert"]:
-            self.studies.append(SharedExpert(d, m["shared_expert"]))
+            self.studies.append(SharedExpert(d, m["shared_expert"], m.get("activation", "gelu")))
 
     def hash_tokens(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """No content: a token's experts follow from its id, and all count the same."""
@@ -502,7 +514,9 @@ class Block(nn.Module):
         self.attention = Attention(config, layer)
         kinds = {"some": SomeLayer, "frozen_dense": FrozenDense}
         kind = kinds.get(m["ffn"])
-        self.ffn: Any = Network(d, m["dense_width"]) if kind is None else kind(config, layer)
+        self.ffn: Any = (
+            Network(d, m["dense_width"], m.get("activation", "gelu")) if kind is None else kind(config, layer)
+        )
 
     def feed(self, x: Tensor, ids: Tensor | None, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
         found: tuple[Tensor, Tensor | None]
