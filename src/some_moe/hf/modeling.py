@@ -71,7 +71,7 @@ class FastLibrary(Library):
 
 def take_over(config: SomeConfig, old: ExpertLibrary, *, has_studies: bool) -> FastLibrary:
     """A library that makes its experts when they are chosen, in the place of one that has made them all."""
-    experts, width, _ = old.up.shape
+    experts, width = len(old.up), old.fan_in["down"]
     with old.up.device:
         new = FastLibrary(config, old.layer, experts=experts, width=width, has_studies=has_studies)
     if not old.up.is_meta:
