@@ -137,6 +137,7 @@ COMMANDS: Commands = {
         {
             "layer": ("one layer's experts against their peers", "benchmarks:bench_layer"),
             "step": ("a whole training step", "benchmarks:bench_step"),
+            "generate": ("text, beside transformers", "benchmarks:bench_generate"),
         },
     ),
 }

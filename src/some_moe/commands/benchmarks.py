@@ -1,4 +1,4 @@
-"""The commands `some bench layer` and `some bench step`. Imported by `some_moe.cli` when one of them runs."""
+"""The commands `some bench layer`, `step` and `generate`. Imported by `some_moe.cli` when one of them runs."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from some_moe.cli import MOST_DIGITS, Parser, on_terminal, shorten, terminal_width, write
+from some_moe.cli import MOST_DIGITS, Parser, on_terminal, read_numbers, shorten, terminal_width, write
 from some_moe.commands.training import take_settings
 from some_moe.config import ConfigError
 from some_moe.errors import FailureError, UsageError
@@ -125,10 +125,56 @@ def bench_step(arguments: list[str]) -> int:
     return 0
 
 
-def _parse(parser: Parser, arguments: list[str], compilation: str) -> tuple[Any, Any]:
-    """The options, with those that both commands have, and the device."""
-    parser.add_argument("--compile", action="store_true", default=None, help=f"{compilation} (default on a GPU)")
-    parser.add_argument("--no-compile", action="store_false", dest="compile", help="do not")
+def bench_generate(arguments: list[str]) -> int:
+    """Time generation."""
+    parser = Parser(
+        "some bench generate",
+        "Time generation on random weights, ours beside transformers' `generate` on the same ones (extra hf). Any "
+        "setting of the shape can be changed by --ROOM.FIELD VALUE.",
+    )
+    parser.add_argument("--shape", default="A1", metavar="NAME", help="smoke, demo, or a registered experiment (A1)")
+    parser.add_argument("--rows", default="1,64", metavar="N,M", help="texts at a time (1,64)")
+    parser.add_argument("--prompt-tokens", type=int, default=16, metavar="N", help="tokens of the prompt (16)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens told behind it (256)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="calls timed, after two that are not (5)")
+    settings, words = take_settings(arguments, "some bench generate")
+    options, device = _parse(parser, words)
+    rows = read_numbers("--rows", options.rows, what="number of rows", example="1,64", least=1, most=4096)
+    _within(1, options.prompt_tokens, 65_536, "--prompt-tokens")
+    _within(1, options.tokens, 65_536, "--tokens")
+    _within(1, options.repeats, 10_000, "--repeats")
+
+    from some_moe.lab.bench.generation import bench_generation
+    from some_moe.lab.bench.tables import describe_generation, format_part, format_section
+    from some_moe.lab.registry.presets import find_preset
+    from some_moe.training.machine import choose_machine, settle_experts
+
+    config = settle_experts(find_preset(options.shape).override(settings | {"train.device": str(device)}))
+    refuse_too_large(config, device, training=False)
+    report = _start_report("generate", arguments, options, device)
+    model = choose_machine(config.train).make_model(config).eval()
+    tellers = {}
+    if find_spec("transformers"):
+        from some_moe.hf.telling import make_tellers
+
+        tellers = make_tellers(model, config)
+    report["cases"], parts = [], []
+    sizes = {"prompt_tokens": options.prompt_tokens, "tokens": options.tokens, "repeats": options.repeats}
+    for case in bench_generation(model, rows, tellers, **sizes):
+        report["cases"].append(case)
+        parts.append(describe_generation(case))
+        write(format_part(parts[-1], width=terminal_width(), color=on_terminal()) + "\n")
+        sys.stdout.flush()
+        _save(options, report)
+    _save(options, report, format_section(report, f"Generation, {config.name}: {parts[0].title}", parts))
+    return 0
+
+
+def _parse(parser: Parser, arguments: list[str], compilation: str | None = None) -> tuple[Any, Any]:
+    """The options, with those that all commands have, and the device."""
+    if compilation is not None:
+        parser.add_argument("--compile", action="store_true", default=None, help=f"{compilation} (default on a GPU)")
+        parser.add_argument("--no-compile", action="store_false", dest="compile", help="do not")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", metavar="F", help="write everything to this file, as it comes")
     parser.add_argument("--markdown", metavar="F", help="append a section to this file")

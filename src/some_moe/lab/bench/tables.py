@@ -110,6 +110,23 @@ def _title(case: Row) -> str:
     return f"{case['shape']['name']}, {case['tokens']:,} tokens, {case['routing']} routing"
 
 
+TOLD = (
+    text_column("by", "name"),
+    Column("ms a token", lambda row: f"{row['ms']:.3f}" if "ms" in row else row["status"].upper(), numeric=True),
+    number("tokens/s", "tokens_per_second", ",.0f"),
+    number("× fastest peer", "speed_to_fastest_peer", ".2f"),
+    number("same tokens", "same", ".0%"),
+    text_column("note", "reason"),
+)
+
+
+def describe_generation(case: Row) -> Part:
+    """Ours and the others on so many rows."""
+    rows = case["rows"]
+    title = f"{rows:,} row{'s' * (rows > 1)}, {case['prompt_tokens']:,} tokens of prompt, {case['tokens']:,} behind it"
+    return Part(title, "whole calls, the likeliest token each time", make_table(TOLD, case["found"]))
+
+
 KERNELS = (
     Column("kernel", lambda row: _shorten(row["kernel"])),
     number("calls", "calls", ".4g"),
