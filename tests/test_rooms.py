@@ -108,7 +108,7 @@ BUDGETS = {
     "growth": 850,
     "glass": 5_400,
     "lab": 4_500,
-    "commands": 1_900,
+    "commands": 1_950,
     "cli": 350,
     "hf": 2_000,
     "live": 1_740,

@@ -11,7 +11,7 @@ from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig
 from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS, PAD
 from some_moe.model.gravity import beta_now
-from some_moe.model.transformer import ModelOutput, SomeLM, token_cross_entropy
+from some_moe.model.transformer import SomeLM, token_cross_entropy
 from some_moe.training.evaluate import Tally, evaluate, forward
 
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, vocab_size=20, num_experts=4, d_ffn=8, top_k=2)
@@ -47,7 +47,7 @@ def test_every_loss_equals_the_number_computed_by_hand() -> None:
     )
     config = make_config(batching="padded", loss_on="all_positions")
     tally = Tally(SomeLM(MODEL), config, SIZES, torch.device("cpu"))
-    tally.add(batch, ModelOutput(logits=logits, routings=()))
+    tally.add(batch, token_cross_entropy(logits, batch.targets), ())
     found = tally.result()
     ln2 = math.log(2)
     assert found.loss == pytest.approx(1.5 * ln2)  # (1 + 2)/2 bits

@@ -329,8 +329,8 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_whole(
     trainer = start(make_config(), RunFolder(tmp_path / "run"), Display())
     original = safetensors.torch.save_file
 
-    def full(tensors: Any, path: Path) -> None:
-        original(tensors, path)
+    def full(tensors: Any, path: Path, *metadata: Any) -> None:
+        original(tensors, path, *metadata)
         if ".step-10" in str(path):
             path.write_bytes(path.read_bytes()[:100])
             raise OSError(28, "No space left on device")
