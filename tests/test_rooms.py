@@ -107,7 +107,7 @@ BUDGETS = {
     "stories": 410,
     "growth": 850,
     "glass": 5_400,
-    "lab": 4_500,
+    "lab": 4_650,
     "commands": 1_950,
     "cli": 350,
     "hf": 2_000,

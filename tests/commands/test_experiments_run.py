@@ -67,9 +67,8 @@ def states(out: Path) -> dict[str, str]:
 
 def outcome(path: Path) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(path.read_text())
-    return {
-        name: value for name, value in result.items() if name not in ("seconds", "tokens_per_second", "phases", "date")
-    }
+    times = ("seconds", "tokens_per_second", "phases", "date")
+    return {name: value for name, value in result.items() if name not in times}
 
 
 def listing(path: Path) -> dict[str, bytes]:
