@@ -96,11 +96,11 @@ def test_listing_rooms_never_import_torch(path: Path) -> None:
 # own. The core is what a newcomer reads in an afternoon.
 BUDGETS = {
     "config": 830,
-    "data": 1_040,
+    "data": 1_060,
     "experts": 660,
     "model": 1_640,
     "metrics": 290,
-    "training": 1_960,
+    "training": 1_980,
     "parallel": 780,
     "sinks": 280,
     "fast": 5_300,
@@ -127,8 +127,9 @@ BUDGETS = {
     "__main__": 20,
 }
 # The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five.
-# Gated experts, texts told side by side and the table of a run's phases took 200.
-CORE_BUDGET, ALL_BUDGET = 6_350, 33_000
+# Gated experts, texts told side by side and the table of a run's phases took 200; what a record tells of its data, and
+# the loss of each story, 50.
+CORE_BUDGET, ALL_BUDGET = 6_400, 33_000
 
 
 def count_lines(rooms: set[str]) -> int:

@@ -86,6 +86,24 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return captured.err
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_records_keep_the_loss_of_each_story_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiments", "run", "A1", *SHORT, "--stories", "--out", "q", "--results", "r"]) == 0
+    text = (tmp_path / "r" / "A1-seed0.json").read_text()
+    record = json.loads(text)
+    (split,) = record["stories"]
+    kept = record["stories"][split]
+    assert (split, len(kept["nats"]), len(kept["tokens"])) == ("test", 4, 4)
+    assert sum(kept["nats"]) / sum(kept["tokens"]) == pytest.approx(record["test_loss"], abs=1e-3)
+    assert json.dumps(kept["tokens"], separators=(",", ":")) in text  # on one line
+    # They are no other experiment, and the command that is kept asks for them again.
+    assert "train.story_losses" not in record["overrides"]
+    assert "--stories" in record["command"]
+    assert main(["experiments", "run", "A1", *SHORT, "--stories", "--out", "q", "--results", "r"]) == 0
+    both = ("--stories", "--train.story-losses", "all")
+    assert "--stories and --train.story-losses all differ" in refused(capsys, "A1", *SHORT, *both)
+
+
 # --- what works -------------------------------------------------------------------------------------------
 
 

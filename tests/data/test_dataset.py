@@ -1,5 +1,6 @@
 """Prepared data: encoded by hand-checkable rules, cached by content, made again when the cache is damaged."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,24 @@ def test_changed_content_and_settings_miss_the_cache(source: Path) -> None:
     source.write_text(source.read_text(encoding="utf-8") + '{"text": "One more story."}\n', encoding="utf-8")
     digests.add(prepare(config, 400).digest)
     assert len(digests) == 4
+
+
+def test_a_dataset_tells_its_files_sizes_and_tokenizer_without_a_path(source: Path, tmp_path: Path) -> None:
+    config = DataConfig(source=str(source), seq_len=32)
+    dataset = prepare(config, 400)
+    told = dataset.describe()
+    bytes_of_file = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    assert told["files"] == [{"name": "texts.jsonl", "digest": bytes_of_file}]
+    assert sum(told["documents"].values()) == len(TEXTS)
+    assert told["tokenizer"]["vocab_size"] == dataset.tokenizer.vocab_size < 400
+    assert str(tmp_path) not in json.dumps(told)
+    # Another place is no other data; another cut of the same file is.
+    moved = source.rename(tmp_path / "moved.jsonl")
+    again = prepare(config.override({"source": str(moved)}), 400).describe()
+    assert again == told | {"files": [{"name": "moved.jsonl", "digest": bytes_of_file}]}
+    fewer = prepare(config.override({"source": str(moved), "train_subset_size": 50}), 400).describe()
+    assert fewer["files"] == again["files"]
+    assert fewer["digest"] != again["digest"]
 
 
 @pytest.mark.parametrize("changed", ["lexicon.txt", "plots.txt"])

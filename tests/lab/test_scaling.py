@@ -169,7 +169,12 @@ def test_a_scaled_run_spans_the_published_steps_and_records_each_published_epoch
     assert record["seed"] == 3
     assert record["published_steps"] == 1248
     assert record["epochs_scaled"]["epochs"] == pytest.approx(10 / 3)
-    assert record["stories"] == {"train": 24, "valid": 4, "test": 4}
+    data = record["data"]
+    assert data["documents"] == {"train": 24, "valid": 4, "test": 4}
+    assert data["digest"] == record["data_digest"]
+    assert [file["name"] for file in data["files"]] == ["train.txt", "valid.txt", "test.txt"]
+    assert data["tokenizer"]["vocab_size"] <= job.config.model.vocab_size
+    assert "stories" not in record
     assert record["source"] == "texts"
     assert record["overrides"]["train.epochs"] == 2
     assert set(record["versions"]) == {"python", "torch", "some_moe"}

@@ -40,6 +40,18 @@ def write_files() -> str:
     return Path("docs/results.md").read_text(encoding="utf-8")
 
 
+def test_the_document_tells_what_was_read_where_records_do(here: Path) -> None:
+    assert "## What they read" not in write_text()
+    data = {"digest": "d" * 64, "files": [{"name": "tales.txt", "digest": "f" * 16}]}
+    data |= {"documents": {"train": 10000, "valid": 1500, "test": 1500}}
+    data |= {"tokenizer": {"digest": "t" * 16, "vocab_size": 12921}}
+    for name in ("A1-seed0", "A1-seed1"):
+        file = here / "results" / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"data": data}))
+    told = f"tales.txt ({'f' * 16}) | 10,000 / 1,500 / 1,500 | 12921 ids ({'t' * 16})"
+    assert f"| {'d' * 12} | {told} | A1-seed0, A1-seed1 |" in write_text()
+
+
 @pytest.mark.usefixtures("here")
 def test_the_document_shows_every_series_with_published_beside_measured(make_up: MakeUp) -> None:
     for name in ("mvp-v6", "V1", "B1", "v2-professional"):

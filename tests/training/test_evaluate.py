@@ -150,3 +150,26 @@ def test_usage_is_over_real_tokens_or_over_all_positions() -> None:
         assert right["gini_real"] == pytest.approx(left["gini"])
         assert right["entropy_bits_real"] == pytest.approx(left["entropy_bits"])
         assert right["gini"] != pytest.approx(left["gini"], abs=1e-6)
+
+
+@pytest.mark.parametrize("batching", ["bucketed", "padded", "packed"])
+def test_the_losses_of_stories_add_up_to_the_loss_and_stand_in_document_order(batching: str) -> None:
+    model = SomeLM(MODEL)
+    config = make_config(batching=batching)
+    found = evaluate(model, ROWS, config, SIZES, torch.device("cpu"))
+    assert found.stories is not None
+    assert found.stories["tokens"] == [5, 24, 11, 2, 17, 8, 9]
+    assert sum(found.stories["nats"]) / 76 == pytest.approx(found.loss, abs=1e-3)
+    alone = evaluate(model, Rows(ROWS[4], np.array([0, len(ROWS[4])])), config, SIZES, torch.device("cpu"))
+    assert found.stories["nats"][4] == pytest.approx(alone.loss * 17, abs=0.011)
+    assert "stories" not in found.to_dict()
+
+
+def test_the_rows_of_a_long_document_are_one_story() -> None:
+    # Three documents; the second is split: its second row begins with the id that the first row ends with.
+    rows = [[BOS, 5, EOS], [BOS, 6, 7, 8], [8, 9, EOS], [BOS, 4, EOS]]
+    split = Rows(np.concatenate([np.array(row, np.uint16) for row in rows]), np.cumsum([0, *map(len, rows)]))
+    found = evaluate(SomeLM(MODEL), split, make_config(batch_size=2), SIZES, torch.device("cpu"))
+    assert found.stories is not None
+    assert found.stories["tokens"] == [2, 5, 2]
+    assert sum(found.stories["nats"]) == pytest.approx(found.loss * 9, abs=0.02)

@@ -95,6 +95,7 @@ def add_queue_options(parser: Parser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="names, series (A), published, studies, baselines")
     parser.add_argument("--data", metavar="F", help="a file, a folder, hf:OWNER/NAME or stories (as registered)")
     parser.add_argument("--seeds", metavar="0,1,2", help="random seeds (default 0)")
+    parser.add_argument("--stories", action="store_true", help="keep the test loss of each story in the records")
     parser.add_argument("--out", default="runs", metavar="DIR", help="where run folders and queue.json go (runs)")
     parser.add_argument("--results", metavar="DIR", help="where NAME-seedS.json records go (results)")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="how many runs share a machine (1)")
@@ -113,7 +114,8 @@ def choose_jobs(options: Namespace, overrides: dict[str, Any], prog: str, *, joi
     if dead_after is not None and not 1 <= dead_after <= 86_400:
         raise UsageError(f"--dead-after {dead_after:g} is out of range; use 1 to 86,400 seconds")
     if joins and not options.names:
-        given = {"--seeds": options.seeds, "--data": options.data, "--results": options.results} | overrides
+        given = {"--seeds": options.seeds, "--data": options.data, "--results": options.results}
+        given |= {"--stories": options.stories or None} | overrides
         there = read_plan(out, given, prog)
         jobs = make_jobs(select_experiments(there.names), there.seeds, there.overrides)
         return jobs, Plan.make(jobs, there.overrides, out, out / there.results)
@@ -127,6 +129,9 @@ def choose_jobs(options: Namespace, overrides: dict[str, Any], prog: str, *, joi
             raise UsageError(f"--{name} {overrides[name]} is given by {flag} here; write {flag} instead")
     if source is not None and overrides.setdefault("data.source", source) != source:
         raise UsageError(f"--data {source} and --data.source {overrides['data.source']} differ; give one of them")
+    if options.stories and overrides.setdefault("train.story_losses", "test") != "test":
+        kept = overrides["train.story_losses"]
+        raise UsageError(f"--stories and --train.story-losses {kept} differ; give one of them")
     jobs = make_jobs(experiments, seeds, overrides)
     return jobs, Plan.make(jobs, overrides, out, Path(options.results or "results"))
 

@@ -17,8 +17,8 @@ EXECUTION = frozenset({
 """Fields that say how a machine computes a run, not what is computed."""
 HOUSEKEEPING = frozenset({
     "train.log_every", "train.eval_every", "train.save_every", "train.keep_last", "train.checkpoints",
-    "train.snapshot_every", "train.sample_every", "train.sample_prompt", "train.sample_tokens", "train.tensorboard",
-    "train.wandb", "train.trackio", "data.workers", "data.prefetch",
+    "train.snapshot_every", "train.sample_every", "train.sample_prompt", "train.sample_tokens", "train.story_losses",
+    "train.tensorboard", "train.wandb", "train.trackio", "data.workers", "data.prefetch",
 })  # fmt: skip
 """Fields that say what is written down and how often."""
 ROUNDING = frozenset({"model.expert_dtype", "model.residual_dtype", "train.precision", "train.eval_every"})

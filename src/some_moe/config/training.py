@@ -126,6 +126,8 @@ class TrainConfig(Config):
     """How sampled texts begin; empty begins a new story."""
     sample_tokens: Annotated[int, Field(ge=0, le=100_000)] = 100
     """Length of a sample, in tokens; 0 writes none."""
+    story_losses: Literal["none", "test", "all"] = "none"
+    """Keep the loss of each story in result.json: of the test split, or of valid too; for intervals paired by story."""
     tensorboard: bool = False
     """Log to runs/NAME/tensorboard as well (needs the tensorboard package)."""
     wandb: bool = False

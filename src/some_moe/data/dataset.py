@@ -8,16 +8,17 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from some_moe.config import ConfigError, DataConfig, RunConfig
 from some_moe.data.batches import Rows, RowWriter
-from some_moe.data.sources import LEFT_OUT, SPLITS, Corpus, Part, find_parts, identify, stamp, survey
+from some_moe.data.sources import LEFT_OUT, SPLITS, Corpus, Files, Part, find_parts, identify, stamp, survey
 from some_moe.data.tokenizer import Tokenizer, in_chunks
 from some_moe.errors import in_a_sentence
 from some_moe.stories import generator
@@ -28,6 +29,7 @@ from some_moe.system.streams import GrowingFile, begins_with, read_pieces, refus
 CACHE_VERSION = 3
 SHARD = 1 << 26  # bytes of text after whose encoding a kill costs nothing of it
 LEARNED = 1 << 28  # bytes of text that a vocabulary is learned from: of more, every second story, or every third …
+MOST_NAMED = 100  # files that a record names
 KINDS = {"ids": np.uint16, "starts": np.int64}
 FILES = [f"{split}.{kind}" for split in SPLITS for kind in KINDS]
 
@@ -44,6 +46,18 @@ class Dataset:
     digest: str  # a hash of the ids of all splits and of where rows start: a resumed run must find the same
     duplicates: int  # documents that were left out as repeats
     unused: int = 0  # training documents that data.train_subset_size leaves out
+    files: Files = ()
+
+    def describe(self) -> dict[str, Any]:
+        """What a record keeps of the data: enough to know it again, and no path."""
+        words = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
+        return {
+            "digest": self.digest,
+            "files": [{"name": name, "digest": digest} for name, digest in self.files[:MOST_NAMED]],
+            "num_files": len(self.files),
+            "documents": {split: getattr(self, split).num_stories for split in SPLITS},
+            "tokenizer": {"digest": words[:16], "vocab_size": self.tokenizer.vocab_size},
+        }
 
 
 def settle_data(config: RunConfig) -> RunConfig:
@@ -79,20 +93,22 @@ def prepare(
         )
     parts = find_parts(config, offline=offline)
     before = stamp(parts)
-    content = _digest_generator(config) if config.source == "stories" else identify(parts, config)
+    own = config.source == "stories"
+    content, files = _digest_generator(config) if own else identify(parts, config)
     fixed = "" if tokenizer is None else tokenizer.to_json()
     # A saved "auto" is of a run from before long documents could be split.
     split = config.long == "split"
     wanted = json.dumps([CACHE_VERSION, content, vocab_size, config.seq_len, fixed] + ["split"] * split)
     make = partial(_make, parts, before, config, vocab_size, tokenizer, say, track)
-    return cache.obtain(wanted, partial(_open, config, vocab_size, fixed), make, say)
+    return replace(cache.obtain(wanted, partial(_open, config, vocab_size, fixed), make, say), files=files)
 
 
-def _digest_generator(config: DataConfig) -> str:
+def _digest_generator(config: DataConfig) -> tuple[str, Files]:
     """A hash of what decides the generated stories: the generator's source, its words and the sizes."""
     files = [Path(generator.__file__), *generator.FILES]
     sizes = f"{config.train_subset_size} {config.val_subset_size}".encode()
-    return hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()
+    found = hashlib.sha256(b"\0".join([*(file.read_bytes() for file in files), sizes])).hexdigest()
+    return found, (("stories", found[:16]),)
 
 
 def _make(

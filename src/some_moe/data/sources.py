@@ -33,6 +33,7 @@ HELD_OUT_PERCENT = 5  # of a source without its own splits, for valid and for te
 SPLITS = ("train", "valid", "test")
 LEFT_OUT = len(SPLITS)
 IN_ORDER = ("train", "all", "valid", "test")  # files whose names tell no split are read after those to train on
+Files = tuple[tuple[str, str], ...]  # name, without its folder, and a hash of the bytes
 SOURCES = "give 'stories', a file, a folder, or hf:OWNER/NAME"
 
 
@@ -106,16 +107,18 @@ def survey(parts: list[Part], config: DataConfig, say: Say = say_nothing) -> Cor
     return Corpus(parts=parts, splits=splits, sizes=sized, duplicates=duplicates, unused=unused)
 
 
-def identify(parts: list[Part], config: DataConfig) -> str:
-    """A hash of all that decides a corpus: the bytes of its files, and what is made of them."""
-    fields = [config.text_field, config.separator, config.train_subset_size, config.val_subset_size]
-    total = hashlib.sha256(json.dumps(fields).encode())
+def identify(parts: list[Part], config: DataConfig) -> tuple[str, Files]:
+    """A hash of all that decides a corpus, the bytes of its files and what is made of them; and that of each file."""
+    told: list[Any] = [config.text_field, config.separator, config.train_subset_size, config.val_subset_size]
+    files = []
     for part in parts:
-        total.update(f"{part.split} {kind_of(part.file) if part.file else ''}".encode())
+        one = hashlib.sha256()
         texts = read_pieces(part.file, unpacked=False) if part.file else (f"{text}\0".encode() for text in part.read())
         for text in texts:
-            total.update(text)
-    return total.hexdigest()
+            one.update(text)
+        told.append([part.split, kind_of(part.file) if part.file else "", one.hexdigest()])
+        files.append((part.file.name if part.file else part.name, one.hexdigest()[:16]))
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest(), tuple(files)
 
 
 def stamp(parts: list[Part]) -> list[tuple[int, int]]:

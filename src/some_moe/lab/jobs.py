@@ -42,8 +42,9 @@ class Job:
         source = self.config.data.source
         data = ["--data", hide_place(source)] if source != self.experiment.config.data.source else []
         changed = [write_flag(name, hide_place(value)) for name, value in self.overrides.items()]
-        words = ["some", "experiments", "run", self.experiment.name, *data, "--seeds", str(self.seed), *changed]
-        return shlex.join(words)
+        stories = ["--stories"] if self.config.train.story_losses == "test" else []
+        words = ["some", "experiments", "run", self.experiment.name, *data, "--seeds", str(self.seed), *stories]
+        return shlex.join([*words, *changed])
 
 
 def write_flag(name: str, value: Any) -> str:
@@ -69,6 +70,8 @@ def make_jobs(experiments: Sequence[Experiment], seeds: Sequence[int], overrides
         registered, wanted = experiment.config.flatten(), asked.flatten()
         changed = {name: wanted[name] for name in wanted if name in overrides and wanted[name] != registered[name]}
         changed.pop("data.source", None)
+        if asked.train.story_losses == "test":
+            changed.pop("train.story_losses", None)  # it has a flag, and is no other experiment
         for seed in seeds:
             own = config.override({"name": f"{experiment.name}-seed{seed}", "train.seed": seed})
             jobs.append(Job(experiment=experiment, seed=seed, config=own, schedule=schedule, overrides=changed))

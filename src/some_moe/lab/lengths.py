@@ -47,6 +47,7 @@ def score_run(
         "split": split,
         "stories": {part: len(getattr(dataset, part)) for part in ("train", "valid", "test")},
         "source": hide_place(data.source),
+        "data": dataset.describe(),
         "trained_seq_len": data.seq_len,
         "loss_on": data.loss_on,
         "middle_layer": len(model.layers) // 2 if model.layers else None,

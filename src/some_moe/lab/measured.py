@@ -1,6 +1,7 @@
 """results/NAME-seedS.json: a measured run as it travels, with all that is needed to judge and repeat it."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from some_moe.training.run_folder import RunFolder, drop_nan, read_log
 
 Record = dict[str, Any]
 LOSSES = ("val_loss", "val_loss_on_padding", "val_loss_padded", "perplexity", "bits_per_byte")
+NUMBERS = re.compile(r"\[([-+.,\de\s]+)\]")  # a list of them takes one line
 USAGE = ("gini", "entropy_bits", "experts_used")  # of the middle layer, as the reports print it
 
 
@@ -28,7 +30,8 @@ def write_record(path: Path, job: Job, folder: RunFolder, *, at_once: int | None
         cure = "restore its files, or move it away to run it again"
         raise ConfigError(f"{str(folder)!r} is damaged: its figures are not whole ({error!r}); {cure}") from None
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    write_whole(path, NUMBERS.sub(lambda found: "[" + re.sub(r"\s+", "", found[1]) + "]", text) + "\n")
 
 
 def refuse_other_record(path: Path, job: Job, folder: RunFolder) -> None:
@@ -71,7 +74,8 @@ def make_record(job: Job, folder: RunFolder) -> Record:
         "versions": {name: program[name] for name in ("python", "torch", "some_moe")},
         "date": finished.isoformat(timespec="seconds"),
         "source": hide_place(job.config.data.source),
-        "stories": job.schedule.stories._asdict(),
+        # A run from before data was described knows how much there was.
+        "data": result.get("data") or {"documents": job.schedule.stories._asdict()},
         "published_steps": job.experiment.steps,
         "epochs_scaled": job.schedule.describe_scaling(),
         "published_epochs": list_published_epochs(job.schedule, result, log),

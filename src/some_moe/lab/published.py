@@ -62,6 +62,18 @@ class Result:
         found = self.record.get("overrides")
         return found if isinstance(found, dict) else {}
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the record says of its data; of an old one only how many documents each split had."""
+        found, counts = self.record.get("data"), self.record.get("stories")
+        return found if isinstance(found, dict) else {"documents": counts}
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """How many documents each split had, where that is known."""
+        found = self.data.get("documents")
+        return {name: n for name, n in found.items() if type(n) is int} if isinstance(found, dict) else {}
+
     def setting(self, field: str) -> Any:
         """A setting as it was run; field: "data.batch_size"."""
         return self.overrides.get(field, attrgetter(field)(self.experiment.config))

@@ -188,7 +188,7 @@ def explain_differences(result: Result) -> Iterator[str]:
     if (source := result.text("source")) not in ("", data.source):
         yield f"trained on {source}, where {data.source} is registered."
     # Fewer stories than registered: read more often in training, and a smaller sample in validation.
-    scaled, stories = result.record.get("epochs_scaled"), result.record.get("stories")
+    scaled, documents = result.record.get("epochs_scaled"), result.documents
     told = ("stories", "published_stories", "epochs", "published_epochs")
     if isinstance(scaled, dict) and all(finite_number(scaled.get(name)) is not None for name in told):
         why = ", so that the steps are as many" if "train.max_steps" not in result.overrides else ""
@@ -196,8 +196,8 @@ def explain_differences(result: Result) -> Iterator[str]:
             f"{scaled['stories']:,} training stories instead of {scaled['published_stories']:,}, read "
             f"{scaled['epochs']:,.2f} times instead of {scaled['published_epochs']:,}{why}."
         )
-    found = stories.get("valid") if isinstance(stories, dict) else None
-    if isinstance(found, int) and data.val_subset_size is not None and found < data.val_subset_size:
+    found = documents.get("valid")
+    if found is not None and data.val_subset_size is not None and found < data.val_subset_size:
         yield f"validated on {found:,} stories instead of {data.val_subset_size:,}."
     total, count = result.number("total_parameters"), result.experiment.parameters.total
     if total not in (None, count):

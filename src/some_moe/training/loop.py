@@ -364,10 +364,13 @@ class Trainer:
         result = make_result(self.config, self.model, asdict(progress), (valid, test_best, test_last)) | {
             "device": self.group.describe(self.machine.describe()),
             "data_digest": self.dataset.digest,
+            "data": self.dataset.describe(),
             "epochs": progress.epochs,
             "changes": progress.changes,
             "phases": self.phases.table(progress.phases),
         }
+        if (asked := self.config.train.story_losses) != "none":
+            result["stories"] = ({"valid": valid.stories} if asked == "all" else {}) | {"test": test_best.stories}
         if self.group.is_main:
             self.prune(progress.best_step, finished=True)  # a process that died may have left one too many
         self.folder.write_result(result)
