@@ -103,7 +103,7 @@ BUDGETS = {
     "training": 1_980,
     "parallel": 780,
     "sinks": 280,
-    "fast": 5_300,
+    "fast": 5_350,
     "stories": 410,
     "growth": 850,
     "glass": 5_400,
