@@ -106,6 +106,7 @@ def test_off_switches_all_key_movement_off() -> None:
         ),
         (ModelConfig, {"ffn": "dense", "dense_width": 8, "gains": True}, "gains belongs to a SoME layer"),
         (GravityConfig, {"alpha": 0.01, "alpha_floor": 0.02}, "alpha_floor 0.02 is above alpha 0.01"),
+        (GravityConfig, {"inertia": False, "inertia_by": "count"}, "inertia_by count needs inertia: true"),
         (GravityConfig, {"beta": -0.001}, "beta -0.001 repels without bound"),
         (GravityConfig, {"beta_end": 1e-3}, "beta_end 0.001 needs beta_schedule"),
         (GravityConfig, {"decay_mode": "shrink", "normalize": True}, "shrink does nothing to unit keys"),

@@ -31,6 +31,7 @@ RULES: dict[str, dict[str, object]] = {
     "published": {},
     "attraction": {"use_beta": False, "use_delta": False},
     "no-inertia": {"inertia": False, "alpha_floor": 0.02},
+    "inertia-by-count": {"inertia_by": "count", "alpha_floor": 0.005, "use_beta": False, "use_delta": False},
     "peer-force": {"use_alpha": False, "use_delta": False},
     "repulsion": {"beta": -0.5, "normalize": True},
     "layer-scale": {"beta_layer_scale": (1.0, 0.5, 0.0)},

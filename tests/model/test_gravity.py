@@ -114,6 +114,24 @@ def test_attraction_floor_holds_the_heavy_experts() -> None:
     assert close(take_step(make_state(config), config), expected)
 
 
+def test_inertia_by_count_is_never_lost_and_its_floor_lets_a_cold_expert_move() -> None:
+    # The first expert was busy once (u is 0.1 by now): by its share it moves freely, by its count only at the floor.
+    config = GravityConfig(**(QUIET | {"use_alpha": True, "alpha": 0.1, "inertia_by": "count", "alpha_floor": 0.01}))
+    state = make_state(config)
+    state.total.copy_(torch.tensor([10_000, 0, 6]))
+    state.usage.copy_(torch.tensor([0.1, 1.0, 1.0]))
+    # This step's 4, 3 and 1 selections count: α/(1+N) is 0.00001, 0.1/4 and 0.1/8.
+    a = [0.01, 0.025, 0.0125]
+    expected = [[1 - a[0] * 0.4, a[0] * 0.6], [a[1] * 0.6, 1 + a[1] * (1.6 / 3 - 1)], [-1 + a[2] * 1.6, a[2] * 0.8]]
+    assert close(take_step(state, config), expected)
+
+
+def test_inertia_by_count_without_attraction_is_nothing() -> None:
+    for nothing in ({"use_alpha": False}, {"use_alpha": True, "alpha": 0.0}):
+        config = GravityConfig(**(QUIET | nothing | {"inertia_by": "count"}))
+        assert torch.equal(take_step(make_state(config), config), KEYS)
+
+
 @pytest.mark.parametrize("beta", [0.2, -0.2])
 def test_peer_force_equals_hand_arithmetic(beta: float) -> None:
     config = GravityConfig(**(QUIET | {"use_beta": True, "beta": beta, "max_step": 100.0}))

@@ -26,9 +26,11 @@ class GravityConfig(Config):
     alpha: NonNegative = 0.01
     """Attraction: a key moves this share of the way to the mean unit query of its tokens."""
     alpha_floor: NonNegative = 0.0
-    """Attraction never falls below this, however used the expert; at most alpha."""
+    """Attraction never falls below this, however great the inertia; at most alpha."""
     inertia: bool = True
     """Divide alpha by 1 + u, so that heavily used experts move less."""
+    inertia_by: Literal["share", "count"] = "share"
+    """Inertia grows with the running share u, or with every selection there ever was, and is then never lost."""
 
     beta: float = 0.005
     """Peer force: > 0 pulls experts that run together closer, < 0 pushes them apart."""
@@ -107,6 +109,8 @@ class GravityConfig(Config):
     def find_problems(self) -> Iterator[str]:
         if self.alpha_floor > self.alpha:
             yield f"alpha_floor {self.alpha_floor} is above alpha {self.alpha}; lower the floor"
+        if self.inertia_by == "count" and not self.inertia:
+            yield "inertia_by count needs inertia: true; set it, or leave inertia_by at share"
         if self.pulls_peers and self.beta < 0 and not self.normalize and self.max_step is None:
             yield f"beta {self.beta} repels without bound; set normalize: true or a max_step such as 0.1"
         if self.beta_schedule == "constant" and self.beta_end:

@@ -23,10 +23,10 @@ def update_usage(usage: Tensor, counts: Tensor, ema_decay: float) -> Tensor:
     return ema_decay * usage + (1 - ema_decay) * counts.shape[-1] * load
 
 
-def attraction(keys: Tensor, query_sum: Tensor, counts: Tensor, usage: Tensor, config: GravityConfig) -> Tensor:
-    """Δᵢ = αᵢ(sᵢ/nᵢ − kᵢ) where nᵢ > 0: towards the mean unit query of the expert's tokens."""
+def attraction(keys: Tensor, query_sum: Tensor, counts: Tensor, mass: Tensor, config: GravityConfig) -> Tensor:
+    """Δᵢ = αᵢ(sᵢ/nᵢ − kᵢ) where nᵢ > 0: towards the mean unit query of the expert's tokens; mass (E,): its inertia."""
     n = counts.to(keys.dtype)[..., None]
-    pull = config.alpha / (1 + usage) if config.inertia else torch.full_like(usage, config.alpha)
+    pull = config.alpha / (1 + mass) if config.inertia else torch.full_like(mass, config.alpha)
     pull = pull.clamp(min=config.alpha_floor)[..., None]
     target = query_sum.to(keys.dtype) / n.clamp(min=1)
     return torch.where(n > 0, pull * (target - keys), 0.0)
@@ -176,7 +176,8 @@ def next_state(old: Mapping[str, Tensor], routing: Routing, config: GravityConfi
         keys = old["keys"]
         delta = torch.zeros_like(keys)
         if config.attracts:
-            delta = delta + attraction(keys, routing.query_sum, counts, usage, config)
+            mass = usage if config.inertia_by == "share" else new["total"].to(usage.dtype)
+            delta = delta + attraction(keys, routing.query_sum, counts, mass, config)
         if config.pulls_peers:
             delta = delta + peer_force(keys, routing.pairs, beta)
         if config.decays:
