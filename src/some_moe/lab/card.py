@@ -6,7 +6,7 @@ from typing import Any
 
 from some_moe.config.run import EXECUTION
 from some_moe.lab.registry import find_experiment
-from some_moe.lab.registry.records import Experiment, Published
+from some_moe.lab.registry.records import Afterwards, Experiment, Published
 from some_moe.layout import Style, format_grid, format_table, make_table, number_columns, wrap
 
 WIDEST_TEXT = 100
@@ -22,7 +22,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Fields], bool]], ...] = (
     ("model.entropy_band_weight", lambda f: f["model.entropy_band"] is not None),
     ("model.temperature model.score model.query", lambda f: f["model.router"] != "hash"),
     ("gravity.center_decay", lambda f: f["model.center_queries"]),
-    ("gravity.alpha gravity.alpha_floor gravity.inertia", lambda f: f["gravity.use_alpha"]),
+    ("gravity.alpha gravity.alpha_floor gravity.inertia gravity.inertia_by", lambda f: f["gravity.use_alpha"]),
     ("gravity.beta gravity.beta_schedule", lambda f: f["gravity.use_beta"]),
     ("gravity.beta_end", lambda f: f["gravity.beta_schedule"] != "constant"),
     ("gravity.delta gravity.decay_mode gravity.theta gravity.theta_percentile", lambda f: f["gravity.use_delta"]),
@@ -46,17 +46,21 @@ EXPERT_FIELDS = {
 def describe(experiment: Experiment) -> dict[str, Any]:
     """Return everything about an experiment, ready for JSON; printed figures become numbers."""
     count = experiment.parameters
-    return {name: getattr(experiment, name) for name in ("name", "series", "title", "question")} | {
-        "source": experiment.source.model_dump(mode="json"),
-        "derived_from": experiment.derived_from,
-        "config": experiment.config.model_dump(mode="json"),
-        "assumed": list(experiment.assumed),
-        "trainable_parameters": count.trainable,
-        "total_parameters": count.total,
-        "steps": experiment.steps,
-        "published": experiment.published and experiment.published.model_dump(mode="json"),
-        "notes": list(experiment.notes),
-    }
+    return (
+        {name: getattr(experiment, name) for name in ("name", "series", "title", "question")}
+        | {
+            "source": experiment.source.model_dump(mode="json"),
+            "derived_from": experiment.derived_from,
+            "config": experiment.config.model_dump(mode="json"),
+            "assumed": list(experiment.assumed),
+            "trainable_parameters": count.trainable,
+            "total_parameters": count.total,
+            "steps": experiment.steps,
+            "published": experiment.published and experiment.published.model_dump(mode="json"),
+            "notes": list(experiment.notes),
+        }
+        | ({"afterwards": experiment.afterwards.model_dump()} if experiment.afterwards else {})
+    )
 
 
 def format_card(experiment: Experiment, *, width: int | None = None, style: Style = Style()) -> str:  # noqa: B008
@@ -74,6 +78,7 @@ def format_card(experiment: Experiment, *, width: int | None = None, style: Styl
         (style.bold("Also printed"), _format_list(published.also_printed, width)),
         (style.bold("What the report concludes"), _format_list(published.findings, width)),
         (style.bold("Notes"), _format_list(experiment.notes, width)),
+        (style.bold("Afterwards"), _format_afterwards(experiment.afterwards)),
     )
     blocks = [[heading, *lines] if heading else lines for heading, lines in sections if lines]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
@@ -96,6 +101,10 @@ def list_changes(base: Experiment, experiment: Experiment) -> list[tuple[str, st
     before, after = base.config.flatten(), experiment.config.flatten()
     changed = [name for name in after if name not in ("name", "experiment") and before[name] != after[name]]
     return [(name, f"{format_value(before[name])} → {format_value(after[name])}") for name in changed]
+
+
+def _format_afterwards(then: Afterwards | None) -> list[str]:
+    return [f"{INDENT}{then.command}", f"{INDENT}this experiment is its row {then.row!r}"] if then else []
 
 
 def _format_changes(experiment: Experiment) -> list[str]:

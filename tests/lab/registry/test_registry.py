@@ -21,7 +21,8 @@ EQUAL_TO_BASE = {"mvp-A-32e-k4", "C-still-keys", "C-moving-keys", "context-768"}
 STUDIES = [
     "mvp-A-32e-k4", "mvp-A-64e-k4", "mvp-A-32e-k8", "mvp-B-4x256", "mvp-B-6x320", "C-still-keys", "C-moving-keys",
     "D1-beta-scale", "D2-frozen-deep", "D3-grounding", "A5-8-heads", "A6-8-heads", "key-norm", "entropy-band",
-    "step-limit", "key-ema", "alpha-floor", "beta-anneal", "topk-warmup", "key-cadence", "token-subsample",
+    "step-limit", "key-ema", "alpha-floor", "inertia-by-count", "alpha-floor-by-count", "beta-anneal",
+    "topk-warmup", "key-cadence", "token-subsample",
     "k2-f1536", "heads-4", "heads-6", "heads-12", "heads-16", "linear-query", "lora-4", "lora-8", "full-training",
     "balance-bias", "cosine-scores", "centred-queries", "shared-expert", "shared-down", "query-residual",
     "output-scale", "gains", "weight-keys", "context-256", "context-512", "context-768", "context-1024",
@@ -44,6 +45,14 @@ def test_no_key_is_written_twice_in_one_mapping(file: Path) -> None:
                 walk(part)
 
     walk(yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader))
+
+
+def test_the_two_runs_of_study_c_differ_in_what_is_done_with_them() -> None:
+    still, moving = find_experiment("C-still-keys").afterwards, find_experiment("C-moving-keys").afterwards
+    assert still is not None
+    assert moving is not None
+    assert still.command == moving.command == "some adapt RUN --stream OLD NEW OLD"
+    assert (still.row, moving.row) == ("still", "gravity")
 
 
 def test_names_are_unique_even_without_case() -> None:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from some_moe.config import Config, ConfigError, RunConfig, did_you_mean
-from some_moe.lab.registry.records import Epoch, Experiment, Published, Source
+from some_moe.lab.registry.records import Afterwards, Epoch, Experiment, Published, Source
 
 FIELDS = dict.fromkeys(RunConfig.field_names())
 EPOCH = list(Epoch.model_fields)
@@ -57,6 +57,7 @@ class Entry(Config):
     question: str = ""
     source: str = ""
     notes: Lines = ()
+    afterwards: Afterwards | None = None
     published: Annotated[Published | None, BeforeValidator(read_published)] = None
 
 
@@ -142,4 +143,5 @@ class Catalogue:
             notes=entry.notes,
             derived_from=entry.base if entry.base in self.experiments else None,
             question=entry.question,
+            afterwards=entry.afterwards,
         )

@@ -76,6 +76,15 @@ class Published(Config):
     """What the report concluded, in our words. Whether it follows is another matter: see the notes."""
 
 
+class Afterwards(Config):
+    """What is done with a trained run, where that is what the experiment is about."""
+
+    command: str
+    """A command line; RUN stands for the run's folder, and other words in capitals for texts of one's own."""
+    row: str
+    """Which of what it prints is this experiment's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One named run."""
@@ -92,6 +101,7 @@ class Experiment:
     """Contradictions and inferences."""
     derived_from: str | None = None
     question: str = ""
+    afterwards: Afterwards | None = None
 
     @property
     def steps(self) -> int | None:
