@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from some_moe.glass.page.markdown import plain, sentence, write_rows
-from some_moe.lab.published import Comparison, Result, Spread
+from some_moe.lab.published import Comparison, Result, Spread, finite_number, list_rows
 from some_moe.lab.published_tables import (
     RUN,
     SEEDS,
@@ -116,6 +116,24 @@ def count_passes(result: Result) -> Any:
     return scaled.get("epochs") if scaled else result.setting("train.epochs")
 
 
+def count_first_pass(result: Result) -> float | None:
+    """Experts of the middle layer that training chose at least once in its first pass over the stories."""
+    first = next(iter(list_rows(result.record.get("epochs"))), {})
+    return finite_number(first.get("train_experts_used"))
+
+
+def count_respawns(result: Result) -> float | None:
+    """Keys that the phoenix moved, in all layers and steps."""
+    counts = [finite_number(layer.get("respawns")) for layer in list_rows(result.record.get("layers"))]
+    return sum(found) if (found := [count for count in counts if count is not None]) else None
+
+
+def find_ids(result: Result) -> Any:
+    """How many ids the tokenizer has, where the record says it."""
+    tokenizer = result.data.get("tokenizer")
+    return finite_number(tokenizer.get("vocab_size")) if isinstance(tokenizer, dict) else None
+
+
 def count_used(run: Comparison) -> str:
     return f"{show_used(run)} of {show_experts(run)}" if "experts_used" in run.measured else ABSENT
 
@@ -123,7 +141,8 @@ def count_used(run: Comparison) -> str:
 ALL_COLUMNS = (
     setting("seq_len", "data.seq_len"),
     setting("batch", "data.batch_size"),
-    setting("vocabulary", "model.vocab_size"),
+    setting("vocabulary asked for", "model.vocab_size"),
+    common("ids of the tokenizer", find_ids),
     setting("experts", "model.num_experts"),
     field("parameters", "total_parameters"),
     field("share of text", "text_share", 4),
@@ -152,6 +171,8 @@ ALL_COLUMNS = (
     measured_column("entropy, real tokens", "entropy_bits_real"),
     printed_column("published used", "experts_used"),
     figure_column("experts used", count_used),
+    common("chosen in the first pass of training", count_first_pass),
+    common("respawns", count_respawns),
 )
 COLUMNS = {column.header: column for column in ALL_COLUMNS}
 """What a column says of a run, by its header."""

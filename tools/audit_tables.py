@@ -167,6 +167,49 @@ def write_order(evidence: Evidence) -> str:
     return write_table(columns, runs, missing, runs)
 
 
+# --- training losses, and the course of the other reports -----------------------------------------------------
+
+
+def write_training(evidence: Evidence) -> str:
+    """The training loss of the last published epoch, as published and as measured, beside that of validation."""
+    runs, missing = evidence.part((*V_NAMES, *A_NAMES, *B_NAMES))
+
+    def last(run: Comparison, name: str) -> tuple[float, float] | None:
+        """A loss of the last epoch, published and measured."""
+        point = run.epochs[-1]
+        measured = point.measured.get("train_loss" if name == "train_loss" else point.loss_name)
+        return (float(point.published[name]), measured.mean) if name in point.published and measured else None
+
+    def cell(name: str, say: Callable[[float, float], str]) -> Say:
+        return lambda run: ABSENT if (pair := last(run, name)) is None else say(*pair)
+
+    columns = [RUN]
+    for name, head in (("train_loss", "training"), ("val_loss", "validation")):
+        columns += [
+            figure_column(f"published {head}", cell(name, lambda there, _: f"{there:.4f}")),
+            figure_column(f"{head} here", cell(name, lambda _, here: f"{here:.4f}")),
+            figure_column(f"{head}, difference", cell(name, lambda there, here: f"{here / there - 1:+.1%}")),
+        ]
+    return write_table([*columns, SEEDS], runs, missing, runs)
+
+
+def write_course(evidence: Evidence) -> str:
+    """The reports from v2 on: the loss as each counts it, after each published epoch, and the keys that respawned."""
+    runs, missing = evidence.part(REPORTS)
+
+    def at(epoch: int) -> Say:
+        return lambda run: show_spread(next((point.loss for point in run.epochs if point.epoch == epoch), None))
+
+    columns = (
+        RUN,
+        *pick("published loss"),
+        *(figure_column(f"after epoch {epoch}", at(epoch)) for epoch in range(1, 5)),
+        *pick("respawns"),
+        SEEDS,
+    )
+    return write_table(columns, runs, missing, runs)
+
+
 # --- the collapse ---------------------------------------------------------------------------------------------
 
 
@@ -258,6 +301,8 @@ def write_cost(evidence: Evidence) -> str:
     return write_table(columns, groups, missing)
 
 
+REPORTS = ("v2-professional", "v3.5-decay-fix", "v5-linear", "v5-mlp", "v6-decay-fix", "v7-clamp-fix")
+
 # --- by name --------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[[Evidence], str]] = {
@@ -271,13 +316,16 @@ TABLES: dict[str, Callable[[Evidence], str]] = {
         (*A_NAMES, *B_NAMES, *V_NAMES),
         "published gini", "gini, padding counted", "gini, real tokens", "published entropy, bits",
         "entropy, padding counted", "entropy, real tokens", "published used", "experts used",
+        "chosen in the first pass of training",
     ),
     "pace": tabulate(
         ("V7", "V8", "V7-half", "V8-long"),
         "batch", "steps", "rows seen", "published loss", "padded loss", "honest loss",
     ),
     "vocabulary": tabulate(
-        ("V2", "V4"), "vocabulary", "nats per token", "bits per byte", "padded loss", "published loss"
+        ("V2", "V4"),
+        "vocabulary asked for", "ids of the tokenizer", "nats per token", "bits per byte", "padded loss",
+        "published loss",
     ),
     "experts": tabulate(
         ("A4", *B_NAMES),
@@ -292,11 +340,12 @@ TABLES: dict[str, Callable[[Evidence], str]] = {
     "spread": write_spread,
     "order": write_order,
     "mvp": tabulate(
-        ("mvp-v2", "mvp-v3", "mvp-v4", "mvp-v6", "v2-professional", "v3.5-decay-fix", "v5-linear", "v5-mlp",
-         "v6-decay-fix", "v7-clamp-fix"),
+        ("mvp-v2", "mvp-v3", "mvp-v4", "mvp-v6", *REPORTS),
         "published loss", "published perplexity", "loss as the report counts", "honest loss",
         "perplexity of the honest loss", "share of text",
     ),
+    "training": write_training,
+    "course": write_course,
     "collapse": write_collapse,
     "cost": write_cost,
 }  # fmt: skip

@@ -116,14 +116,15 @@ def test_lengths_stand_in_the_order_of_the_registry_with_their_seeds_together(
 
 
 def test_gini_and_entropy_are_shown_with_padding_and_without(make_up: MakeUp, read: Callable[[str], str]) -> None:
-    make_up("V7")
-    make_up("A1")
+    make_up("V7", epochs=[{"epoch": 1, "train_experts_used": 64}, {"epoch": 2, "train_experts_used": 50}])
+    make_up("A1", epochs=[{"epoch": 1, "train_experts_used": 64}])
     text = read("gini")
     runs = read_runs(text)
     assert list(runs) == ["A1", "V7"]
     counted = {
         "gini, padding counted": 0.7777, "gini, real tokens": 0.5555, "entropy, padding counted": 4.4444,
-        "entropy, real tokens": 5.5555, "experts used": (44, 64), "seeds": 1,
+        "entropy, real tokens": 5.5555, "experts used": (44, 64),
+        "chosen in the first pass of training": 64, "seeds": 1,
     }  # fmt: skip
     assert runs["A1"] == {
         "published gini": 0.7912, "published entropy, bits": 4.0851, "published used": 64, **counted
@@ -153,15 +154,15 @@ def test_pace_counts_the_rows_that_were_seen(make_up: MakeUp, read: Callable[[st
 
 def test_vocabulary_sets_bits_per_byte_beside_nats_per_token(make_up: MakeUp, read: Callable[[str], str]) -> None:
     make_up("V2", loss=2.2, bits_per_byte=1.05)
-    make_up("V4", loss=2.1, bits_per_byte=1.06)
+    make_up("V4", loss=2.1, bits_per_byte=1.06, data={"tokenizer": {"vocab_size": 12921}})
     assert read_runs(read("vocabulary")) == {
         "V2": {
-            "vocabulary": 8192, "nats per token": 4.2, "bits per byte": 1.05, "padded loss": 2.2,
-            "published loss": 2.2681, "seeds": 1,
+            "vocabulary asked for": 8192, "ids of the tokenizer": None, "nats per token": 4.2, "bits per byte": 1.05,
+            "padded loss": 2.2, "published loss": 2.2681, "seeds": 1,
         },
         "V4": {
-            "vocabulary": 16384, "nats per token": 4.1, "bits per byte": 1.06, "padded loss": 2.1,
-            "published loss": 2.2484, "seeds": 1,
+            "vocabulary asked for": 16384, "ids of the tokenizer": 12921, "nats per token": 4.1,
+            "bits per byte": 1.06, "padded loss": 2.1, "published loss": 2.2484, "seeds": 1,
         },
     }  # fmt: skip
 
@@ -245,6 +246,27 @@ def test_mvp_compares_each_run_as_its_report_counts(make_up: MakeUp, read: Calla
             "honest loss": 2.7, "perplexity of the honest loss": 22.22, "share of text": 0.26, "seeds": 1,
         },
     }  # fmt: skip
+
+
+def test_training_sets_the_losses_of_the_last_epoch_side_by_side(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("A1", loss=0.7)
+    assert read_runs(read("training")) == {
+        "A1": {
+            "published training": 0.8061, "training here": 3.3333, "training, difference": 313.5,
+            "published validation": 0.7629, "validation here": 0.7, "validation, difference": -8.2, "seeds": 1,
+        },
+    }  # fmt: skip
+
+
+def test_course_has_a_loss_for_each_epoch_and_adds_respawns_up(make_up: MakeUp, read: Callable[[str], str]) -> None:
+    make_up("v6-decay-fix", loss=2.7, layers=[{"layer": 0, "respawns": 4}, {"layer": 1, "respawns": 5}])
+    make_up("v3.5-decay-fix", loss=0.7)
+    runs = read_runs(read("course"))
+    assert runs["v6-decay-fix"] == {
+        "published loss": 2.6102, "after epoch 1": 3.0, "after epoch 2": 2.9, "after epoch 3": 2.8,
+        "after epoch 4": 2.7, "respawns": 9, "seeds": 1,
+    }  # fmt: skip
+    assert (runs["v3.5-decay-fix"]["after epoch 3"], runs["v3.5-decay-fix"]["respawns"]) == (None, None)
 
 
 def test_collapse_stands_between_the_published_run_and_a_constant_predictor(
