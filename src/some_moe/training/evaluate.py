@@ -52,16 +52,19 @@ class Evaluation:
 class StoryLosses:
     """Sums for each document of a split; of a long one several rows are scored."""
 
-    def __init__(self, rows: Rows, device: torch.device) -> None:
+    def __init__(self, rows: Rows, plan: Sequence[np.ndarray], device: torch.device) -> None:
+        """plan: the rows of each batch."""
         # A document begins with bos, and no text holds one.
         begins = rows.ids[rows.starts[:-1]] == BOS
-        self.document = torch.from_numpy(np.cumsum(begins) - 1).to(device)  # of each row
+        documents = (np.cumsum(begins) - 1)[np.concatenate(plan)]
+        # Brought to a GPU at once: a copy a batch would be waited for.
+        self.documents = torch.from_numpy(documents).to(device).split([len(some) for some in plan])
         self.sums = torch.zeros(2, int(begins.sum()), dtype=torch.float64, device=device)  # nats, tokens
 
-    def add(self, rows: np.ndarray, nats: Tensor, real: Tensor) -> None:
-        """rows: (B,) numbers of the batch's rows in the split; nats, real: (B, T)."""
-        documents = self.document[torch.from_numpy(rows).to(self.document.device)]
-        self.sums.index_add_(1, documents, torch.stack(((nats.double() * real).sum(1), real.sum(1).double())))
+    def add(self, step: int, nats: Tensor, real: Tensor) -> None:
+        """Nats and real (B, T) of a batch of the plan."""
+        found = torch.stack(((nats.double() * real).sum(1), real.sum(1).double()))
+        self.sums.index_add_(1, self.documents[step], found)
 
     def to_lists(self) -> dict[str, list[Any]]:
         """Nats to a hundredth: of a story of 200 tokens that is 0.00005 nats a token."""
@@ -166,14 +169,14 @@ def evaluate(
     assert group.is_single or not adapt, "keys that move by some of the batches would differ between processes"
     tally = Tally(model, config, token_bytes, device)
     batches = evaluation_batches(rows, config, in_order=adapt)
-    plan, stories = batches.plan(0, shuffle=False), StoryLosses(rows, device)
+    stories = StoryLosses(rows, batches.plan(0, shuffle=False), device)
     for step, batch, counts in group.take_turns(batches.epoch(0, shuffle=False)):
         batch = batch.to(device)
         salt = make_salt(model.seed, step, device)
         nats, routings = model.score(batch.inputs, batch.targets, describe_tokens(batch, config, salt, sums=adapt))
         if counts:
             tally.add(batch, nats, routings)
-            stories.add(plan[step], nats, batch.real)
+            stories.add(step, nats, batch.real)
         if adapt:
             # A pull that changes during a run has its last strength: the run is over.
             model.gravity_step(routings, step + 1, total_steps=1)
