@@ -58,7 +58,7 @@ class StoryLosses:
         begins = rows.ids[rows.starts[:-1]] == BOS
         documents = (np.cumsum(begins) - 1)[np.concatenate(plan)]
         # Brought to a GPU at once: a copy a batch would be waited for.
-        self.documents = torch.from_numpy(documents).to(device).split([len(some) for some in plan])
+        self.documents = torch.split(torch.from_numpy(documents).to(device), [len(some) for some in plan])
         self.sums = torch.zeros(2, int(begins.sum()), dtype=torch.float64, device=device)  # nats, tokens
 
     def add(self, step: int, nats: Tensor, real: Tensor) -> None:
