@@ -43,6 +43,11 @@ def test_places_on_an_axis_go_from_0_to_1() -> None:
     assert Axis("x", "choice", choices=("a", None)).place(None) == 1
 
 
+def test_a_setting_that_is_null_by_default_is_a_whole_number_where_it_counts() -> None:
+    space = {"train.max_steps": {"low": 10, "high": 100}, "gravity.max_step": {"low": 1, "high": 2}}
+    assert [axis.kind for axis in Sweep(space=space).axes(find_preset("smoke"))] == ["int", "float"]
+
+
 def test_more_trials_belong_to_the_same_sweep_and_other_ranges_do_not() -> None:
     sweep = Sweep.from_yaml(TEXT)
     base = sweep.base_config(Path())
@@ -71,6 +76,8 @@ def test_an_end_that_fits_with_another_axis_is_taken() -> None:
         ("train.learning_rate", {"low": math.inf, "high": 1}, "which is no number"),
         ("train.learning_rate", {"from": 0, "to": 1}, "cannot be read; write it like {low: 0.001"),
         ("train.learning_rate", 3, "cannot be read; write it like"),
+        ("train.learning_rate", {"low": 1, "high": 2, "log": "no way"}, "has log 'no way'; write true or false"),
+        ("gravity.use_beta", {"low": 0, "high": 1}, "the setting is no number; give a list of choices"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(name: str, given: object, sentence: str) -> None:
@@ -84,7 +91,8 @@ def test_what_cannot_be_searched_is_refused(name: str, given: object, sentence: 
     ("text", "sentence"),
     [
         ("space: {}", "space names 0 settings; name 1 to 40"),
-        ("trials: 3", "space must be"),
+        ("trials: 3", "space is missing; say it, as in `space: …`"),
+        ("settings: {model.top_k: 1}\nspace: {model.top_k: [1, 2]}", "settings and space both name model.top_k; leave"),
         ("space: {model.top_k: [1, 2]}\ntrial: 3", "trial is not a field; did you mean 'trials'?"),
         ("space: {model.top_k: [1, 2]}\nseeds: [1, 1]", "seeds [1, 1] are not different numbers"),
         ("space: {model.top_k: [1, 2]}\npreset: a\nconfig: b", "preset a and config b exclude each other"),

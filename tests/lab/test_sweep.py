@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from some_moe.cli import main
-from some_moe.glass.page.sweep import render_sweep
+from some_moe.glass.page.sweep import format_flag, render_sweep
 from some_moe.lab.space import Sweep
 from some_moe.lab.sweep import Sweeper
 from some_moe.system.processes import take_lock
@@ -59,6 +60,16 @@ class Pretended(Sweeper):
     losses: dict[str, float] = {}  # noqa: RUF012
 
 
+class Told:
+    """A run that writes down what it is sent."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
     from some_moe.lab import sweep as module
@@ -94,7 +105,32 @@ def test_outcome_and_page_tell_every_trial(pretend: Any) -> None:
     assert page.count("<polyline") == sum(trial["value"] is not None for trial in found["trials"])
     assert "<script" not in page
     assert "default-src &#39;none&#39;" in page
-    assert re.search(r"--train\.learning-rate 0\.0\d+ --model\.query (linear|mlp)", page)
+    assert re.search(r"--train\.learning-rate 0\.0\d+ \\\n--model\.query (linear|mlp)", page)
+
+
+def test_flags_of_the_page_are_one_word_each_for_a_shell() -> None:
+    values = {"a.b_c": [0, 1], "a.d": None, "a.e": True, "a.f": "my file.txt", "a.g": 3e-05}
+    words = shlex.split(" ".join(f"--{name} {format_flag(value)}" for name, value in values.items()))
+    assert words == ["--a.b_c", "[0, 1]", "--a.d", "null", "--a.e", "true", "--a.f", "my file.txt", "--a.g", "3e-05"]
+
+
+def test_a_worker_that_can_say_nothing_stops_its_other_runs(pretend: Any) -> None:  # noqa: ARG001
+    """A terminal that has gone answers each word with an error: a polite kill must reach the runs all the same."""
+    sweep = Sweep.from_yaml(SPACE)
+
+    def say(_: str) -> None:
+        raise BrokenPipeError
+
+    sweeper = Pretended(sweep, sweep.base_config(Path()), Path("out"), say, workers=2)
+    with pytest.raises(BrokenPipeError):
+        sweeper.run()
+    assert sweeper.signals.count == 1
+    assert len(list(Path("out").glob("trial-*"))) <= 2
+    sweeper.signals.count, told = 0, Told()
+    sweeper.signals.told[told] = 0  # type: ignore[index]
+    with pytest.raises(BrokenPipeError):
+        sweeper.signals.note(signal.SIGTERM, None)
+    assert (sweeper.signals.count, told.signals) == (1, [signal.SIGINT])
 
 
 def test_what_decides_is_found_to_matter_most(pretend: Any) -> None:

@@ -148,6 +148,8 @@ def _sentence(config: type[Config], error: ValidationError) -> str:
         return f"{name}.{message}" if name and isinstance(first["ctx"]["error"], ConfigError) else message
     if first["type"] == "extra_forbidden":
         return f"{name} is not a field{did_you_mean(path[-1], list(config.model_fields))}"
+    if first["type"] == "missing":
+        return f"{name} is missing; say it, as in `{name}: …`"
     complaint, value = first["msg"].removeprefix("Input should be "), first["input"]
     shown = "a number of many digits" if isinstance(value, int) and abs(value) > 10**80 else SHORT.repr(value)
     return f"{name} must be {complaint}, but it is {shown}"

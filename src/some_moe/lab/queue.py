@@ -74,10 +74,11 @@ class Signals:
         self.previous: dict[int, Any] = {}
 
     def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.count == 0:
+        first = self.count == 0
+        self.count += number == signal.SIGINT or first
+        self.pass_on()  # before a word is said: a terminal that has gone answers with an error
+        if first:
             self.say("stopping: what runs is saved after its step, and no other is begun")
-        self.count += number == signal.SIGINT or self.count == 0
-        self.pass_on()
 
     def pass_on(self) -> None:
         for process, told in list(self.told.items()):

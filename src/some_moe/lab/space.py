@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -73,6 +73,8 @@ class Sweep(Config):
             yield f"space names {len(self.space)} settings; name 1 to {MOST_AXES}"
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             yield f"seeds {self.seeds} are not different numbers; give one or more, such as [0, 1]"
+        if twice := self.settings.keys() & self.space.keys():
+            yield f"settings and space both name {', '.join(sorted(twice))}; leave it out of one of them"
         if self.trials > MOST_TRIALS:
             yield f"trials {self.trials} are too many; ask for {MOST_TRIALS:,} at most"
 
@@ -94,7 +96,10 @@ class Sweep(Config):
             if name in NOT_SEARCHED:
                 cure = "seeds says with which each trial is run" if name == "train.seed" else "leave it out"
                 raise ConfigError(f"space names {name}, which is not searched; {cure}")
-        axes = [read_axis(name, given, values[name]) for name, given in self.space.items()]
+        axes = []
+        for name, given in self.space.items():
+            room, _, field = name.partition(".")
+            axes.append(read_axis(name, given, type(getattr(base, room)).model_fields[field].annotation))
         for axis in axes:
             refuse_ends(axis, axes, base)
         return axes
@@ -105,8 +110,8 @@ class Sweep(Config):
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_axis(name: str, given: Any, default: Any) -> Axis:
-    """An axis as the file says it; default: the setting's value otherwise, which tells whole numbers from others."""
+def read_axis(name: str, given: Any, annotation: Any) -> Axis:
+    """An axis as the file says it; annotation: the setting's, which tells whole numbers from others."""
     if isinstance(given, list):
         if not 2 <= len(given) <= MOST_CHOICES or any(given.count(one) > 1 for one in given):
             raise ConfigError(f"space.{name} {str(given)[:80]} is no list of different choices; {LIKE}")
@@ -115,10 +120,19 @@ def read_axis(name: str, given: Any, default: Any) -> Axis:
         raise ConfigError(f"space.{name} {str(given)[:80]!r} cannot be read; {LIKE}")
     low, high = (read_number(name, given[end]) for end in ("low", "high"))
     log = given.get("log", False)
-    if not isinstance(log, bool) or not low < high or (log and low <= 0):
+    if not isinstance(log, bool):
+        raise ConfigError(f"space.{name} has log {str(log)[:80]!r}; write true or false")
+    if not low < high or (log and low <= 0):
         raise ConfigError(f"space.{name} from {low:g} to {high:g} is no range; low is below high, and above 0 with log")
-    whole = isinstance(default, int) and not isinstance(default, bool) and low == int(low) and high == int(high)
+    if not takes(annotation, float) and not takes(annotation, int):
+        raise ConfigError(f"space.{name} is a range, but the setting is no number; give a list of choices")
+    whole = not takes(annotation, float) and low == int(low) and high == int(high)
     return Axis(name, "int" if whole else "float", low, high, log)
+
+
+def takes(annotation: Any, kind: type) -> bool:
+    """Whether a field's annotation, such as `Count | None`, has this kind in it."""
+    return annotation is kind or any(takes(one, kind) for one in get_args(annotation))
 
 
 def read_number(name: str, given: Any) -> float:

@@ -125,14 +125,19 @@ class Sweeper:
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True)
 
     def serve(self, _: int) -> None:
-        while not self.signals.count:
-            found = self.choose()
-            if found is not None:
-                self.do(*found)
-            elif self.is_over():
-                return
-            else:
-                time.sleep(LOOK_SECONDS)
+        try:
+            while not self.signals.count:
+                found = self.choose()
+                if found is not None:
+                    self.do(*found)
+                elif self.is_over():
+                    return
+                else:
+                    time.sleep(LOOK_SECONDS)
+        except BaseException:  # a full disk, a reader that has gone: what else runs is saved, and stops
+            self.signals.count = self.signals.count or 1
+            self.signals.pass_on()
+            raise
 
     def is_over(self) -> bool:
         trials = self.study.get_trials(deepcopy=False)
@@ -312,7 +317,7 @@ class Sweeper:
 
 
 def format_value(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def describe_study(study: Any, sweep: Sweep, axes: list[Axis]) -> dict[str, Any]:

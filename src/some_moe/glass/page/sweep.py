@@ -1,5 +1,7 @@
 """A sweep as one page: parallel coordinates, importances, the best settings, and every trial."""
 
+import json
+from shlex import quote
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -12,6 +14,8 @@ from some_moe.layout import Column, format_number
 
 WIDTH, HEIGHT, TOP, SIDE = 960, 400, 60, 60
 MOST_LINES = 2_000  # trials that are drawn
+HALO = 'stroke="var(--paper)" stroke-width="4" paint-order="stroke"'  # letters that lie on lines
+BARS = 400  # wide: a phone shows them whole
 
 
 def render_sweep(name: str, found: dict[str, Any]) -> str:
@@ -25,7 +29,7 @@ def render_sweep(name: str, found: dict[str, Any]) -> str:
         items.append(Number(f"lowest {metric}", f"{best['value']:.4f}", best["name"]))
     first: list[Block] = [Numbers(items)]
     if best is not None:
-        flags = " ".join(f"--{key.replace('_', '-')} {format_flag(one)}" for key, one in best["settings"].items())
+        flags = " \\\n".join(f"--{key.replace('_', '-')} {format_flag(one)}" for key, one in best["settings"].items())
         first += [Text("The best settings, as flags:"), Code(flags)]
     sections = [Section("Outcome", first)]
     drawn = [trial for trial in trials if trial["value"] is not None and len(trial["settings"]) == len(axes)]
@@ -60,7 +64,7 @@ def render_sweep(name: str, found: dict[str, Any]) -> str:
 
 
 def format_flag(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return quote(value if isinstance(value, str) else json.dumps(value))
 
 
 def draw_lines(axes: list[Axis], trials: list[dict[str, Any]], metric: str) -> Markup:
@@ -88,31 +92,31 @@ def draw_lines(axes: list[Axis], trials: list[dict[str, Any]], metric: str) -> M
         parts.append(f'<polyline fill="none" {look} points="{points}"><title>{title}</title></polyline>')
     for number, (axis, x) in enumerate(zip(all_axes, places, strict=True)):
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" stroke="currentColor"/>')
-        ticks = axis.choices if axis.kind == "choice" else (axis.low, (axis.low + axis.high) / 2, axis.high)
-        if axis.log:
-            ticks = (axis.low, (axis.low * axis.high) ** 0.5, axis.high)
-        for tick in ticks:
+        middle = (axis.low * axis.high) ** 0.5 if axis.log else (axis.low + axis.high) / 2
+        ticks = axis.choices or (axis.low, middle, axis.high)
+        for tick in [one for one in ticks if axis.kind != "int" or one == int(one)]:
             y = height(axis, tick) + 4
-            parts.append(f'<text x="{x + 5:.1f}" y="{y:.1f}" class="tick">{escape(format_value(tick))}</text>')
+            parts.append(f'<text x="{x + 5:.1f}" y="{y:.1f}" {HALO}>{escape(format_value(tick))}</text>')
         y = TOP - 14 - 18 * (number % 2)  # names of neighbours stand on two lines
         anchor = "start" if number == 0 else "end" if number == len(all_axes) - 1 else "middle"
         shown = escape(axis.name.rpartition(".")[2].replace("_", " "))
         parts.append(f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}" font-weight="600">{shown}</text>')
-    return frame(HEIGHT, parts, "Parallel coordinates of the trials")
+    return frame(WIDTH, HEIGHT, parts, "Parallel coordinates of the trials", "min-width:720px")
 
 
 def draw_bars(importances: dict[str, float]) -> Markup:
     parts, most = [], max(importances.values()) or 1.0
     for number, (name, share) in enumerate(sorted(importances.items(), key=lambda one: -one[1])):
-        y = 8 + 30 * number
-        long = (WIDTH - 420) * share / most
-        parts.append(f'<text x="300" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
-        parts.append(f'<rect x="310" y="{y}" width="{long:.1f}" height="20" fill="hsl(210 75% 48%)"/>')
-        parts.append(f'<text x="{316 + long:.1f}" y="{y + 15}">{share:.0%}</text>')
-    return frame(30 * len(importances) + 16, parts, "Importance of each setting")
+        y = 40 * number
+        parts.append(f'<text x="0" y="{y + 14}">{escape(name)}</text>')
+        parts.append(f'<text x="{BARS}" y="{y + 14}" text-anchor="end">{share:.0%}</text>')
+        parts.append(
+            f'<rect x="0" y="{y + 20}" width="{BARS * share / most:.1f}" height="10" fill="hsl(210 75% 48%)"/>'
+        )
+    return frame(BARS, 40 * len(importances), parts, "Importance of each setting", "max-width:600px")
 
 
-def frame(height: int, parts: list[str], label: str) -> Markup:
-    style = 'font-size="13" fill="currentColor" font-family="inherit"'
-    size = f'viewBox="0 0 {WIDTH} {height}" style="min-width:720px;width:100%"'
-    return Markup(f'<svg {size} role="img" aria-label="{label}"><g {style}>{"".join(parts)}</g></svg>')
+def frame(width: int, height: int, parts: list[str], label: str, style: str) -> Markup:
+    size = f'viewBox="0 0 {width} {height}" style="width:100%;{style}"'
+    letters = 'font-size="13" fill="currentColor" font-family="inherit"'
+    return Markup(f'<svg {size} role="img" aria-label="{label}"><g {letters}>{"".join(parts)}</g></svg>')
