@@ -25,6 +25,15 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield some_moe.train(config, out=tmp_path_factory.mktemp("notebook") / "run", display=False)
 
 
+def test_a_printed_trace_is_a_short_table(opened: Run) -> None:
+    trace = opened.trace(TEXT)
+    lines = repr(trace).split("\n")
+    assert lines[0] == f"{opened.config.name}, step {opened.step:,}"
+    assert lines[-1] == f"The first {min(20, len(trace.tokens))} of {len(trace.tokens)} tokens."
+    assert "<|bos|>" in repr(trace)
+    assert max(map(len, lines)) <= 100
+
+
 def test_a_trace_shows_its_text_escaped_in_the_colours_of_its_experts(opened: Run) -> None:
     trace = opened.trace(TEXT)
     html = trace._repr_html_()

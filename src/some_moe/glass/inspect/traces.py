@@ -13,10 +13,14 @@ import numpy as np
 from some_moe.config import ConfigError
 from some_moe.data.tokenizer import BOS, SPECIAL_TOKENS, Tokenizer
 from some_moe.glass.inspect.collection import Collection
+from some_moe.layout import Style
+from some_moe.system.reading import clean
 
 if TYPE_CHECKING:  # torch is needed to run a model, and not to show what one did
     from some_moe.glass.notebook import Framed
     from some_moe.training.runs import Run
+
+PRINTED_TOKENS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class TracedToken:
     guess_probability: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Trace:
     """A text as one model saw it."""
 
@@ -53,6 +57,13 @@ class Trace:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return asdict(self) | {"loss": self.loss}
+
+    def __repr__(self) -> str:
+        """The first tokens, each with its experts."""
+        from some_moe.glass.page.terminal import format_blocks, make_trace_table
+
+        table = make_trace_table(self, PRINTED_TOKENS)
+        return "\n".join([f"{clean(self.run)}, step {self.step:,}", *format_blocks([table], width=100, style=Style())])
 
     def _repr_html_(self) -> str:
         """The text in the colours of its experts, for a notebook; it needs no script."""
