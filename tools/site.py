@@ -16,6 +16,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
+from dataclasses import is_dataclass
+from html import unescape
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,19 +39,36 @@ PLACES = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "LOG.md": "log.md",
     "benchmarks/RESULTS.md": "benchmarks.md",
 }  # fmt: skip
-START = ("index.md", "first-steps.md")
-CONCEPTS = ("gravity.md", "glossary.md")
-REFERENCE = (
-    "commands.md",
-    "reference/cli.md",
-    "reference/settings.md",
-    "reference/python.md",
-    "runs.md",
-    "contributing.md",
-)
-RESULTS = ("results.md", "audit.md", "benchmarks.md", "log.md", "changelog.md")
+# The contents: in the order in which a newcomer asks. A page that stands nowhere comes last under its heading.
+CONTENTS = {
+    "Start": ("index.md", "first-steps.md"),
+    "Concepts": ("gravity.md", "glossary.md", "kernels.md"),
+    "How-to": (
+        "data.md", "live.md", "glassbox.md", "inside.md", "sweep.md", "huggingface.md", "growing.md", "queue.md",
+        "distributed.md", "security.md",
+    ),
+    "Examples": (),
+    "Reference": (
+        "commands.md", "reference/cli.md", "reference/settings.md", "reference/python.md", "runs.md", "contributing.md",
+    ),
+    "Results": ("results.md", "audit.md", "benchmarks.md", "log.md", "changelog.md"),
+}  # fmt: skip
+HEADINGS = {"examples": "Examples", "studies": "Results"}  # of folders; other pages are how-tos
+SHORT_NAMES = {"index.md": "What this is", "security.md": "Security", "reference/cli.md": "Help of every command"}
+# The reference of Python, in the order of its use; other names of `some_moe` follow under "More".
+PYTHON = {
+    "Train, open, score": ("some_moe.train", "some_moe.load", "some_moe.training.runs.Run"),
+    "Look inside": (
+        "some_moe.trace", "some_moe.analyze", "some_moe.report", "some_moe.glass.inspect.traces.Trace",
+        "some_moe.glass.notebook.LayerKeys", "some_moe.glass.notebook.Usage", "some_moe.glass.results.Result",
+    ),
+    "The model": ("some_moe.SomeLM", "some_moe.SomeLayer", "some_moe.accelerate"),
+    "Grow and merge": ("some_moe.grow", "some_moe.merge", "some_moe.prune"),
+    "Other tools": ("some_moe.export", "some_moe.graft", "some_moe.hf.GravityCallback"),
+}  # fmt: skip
 PUBLIC_MODULES = ("some_moe.hooks",)
-GENERATOR = "zensical"
+GENERATOR, MATHS = "zensical", "latex2mathml"
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 CONFIG = """\
 [project]
 site_name = "SoME"
@@ -79,8 +98,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sources", action="store_true", help="write the Markdown alone")
     options = parser.parse(arguments)
     out = Path(options.out).absolute()
-    if not options.sources and find_spec(GENERATOR) is None:
-        raise ConfigError(f"the site needs {GENERATOR}, which is not installed; run pip install 'some-moe[docs]'")
+    for package in () if options.sources else (GENERATOR, MATHS):
+        if find_spec(package) is None:
+            raise ConfigError(f"the site needs {package}, which is not installed; run pip install 'some-moe[docs]'")
     pages = stage(out)
     if options.sources:
         return write(f"{len(pages)} pages in {out / 'docs'}\n")
@@ -89,6 +109,8 @@ def main(arguments: list[str]) -> int:
     if done.returncode:
         print(f"site: {GENERATOR} has failed\n{done.stdout}{done.stderr}", file=sys.stderr)
         return FAILED
+    for path in (out / "site").rglob("*.html"):
+        path.write_text(draw_formulas(path.read_text(encoding="utf-8")), encoding="utf-8")
     dead = find_dead_links(out / "site")
     for sentence in dead:
         print(f"site: {sentence}", file=sys.stderr)
@@ -160,18 +182,24 @@ def rewrite_links(text: str, origin: str, places: dict[str, str], wanted: set[st
 
 def format_nav(pages: list[str]) -> str:
     """The contents as TOML."""
-    named = {*START, *CONCEPTS, *REFERENCE, *RESULTS}
-    examples = [page for page in pages if page.startswith("examples/")]
-    groups = {
-        "Start": [page for page in START if page in pages],
-        "Concepts": [page for page in CONCEPTS if page in pages],
-        "How-to": [page for page in pages if page not in named and page not in examples],
-        "Examples": examples,
-        "Reference": [page for page in REFERENCE if page in pages],
-        "Results": [page for page in RESULTS if page in pages],
-    }
-    lines = [f"  {{ {json.dumps(title)} = {json.dumps(inner)} }}," for title, inner in groups.items() if inner]
+    named = {page for inner in CONTENTS.values() for page in inner}
+    groups = {title: [page for page in inner if page in pages] for title, inner in CONTENTS.items()}
+    for page in pages:
+        if page not in named:
+            groups[HEADINGS.get(page.partition("/")[0], "How-to")].append(page)
+    lines = []
+    for title, inner in groups.items():
+        shown = [f'{{ "{SHORT_NAMES[page]}" = "{page}" }}' if page in SHORT_NAMES else f'"{page}"' for page in inner]
+        lines.append(f'  {{ "{title}" = [{", ".join(shown)}] }},')
     return "[\n" + "\n".join(lines) + "\n]"
+
+
+def draw_formulas(page: str) -> str:
+    """A page with its formulas as MathML, which browsers show without a script."""
+    if not FORMULA.search(page):
+        return page
+    convert = importlib.import_module(f"{MATHS}.converter").convert
+    return FORMULA.sub(lambda found: convert(unescape(found[2]), "inline" if found[1] == "span" else "block"), page)
 
 
 def show_program(path: Path) -> str:
@@ -195,35 +223,52 @@ def show_notebook(path: Path) -> str:
 
 def describe_python() -> str:
     """Every public name with its signature and docstring, and the modules that are public as a whole."""
-    parts = ["# Python", "What `import some_moe` offers. Heavy packages are loaded when a name is first used."]
-    for name in some_moe.__all__:
-        if not (isinstance(getattr(some_moe, name), type) and issubclass(getattr(some_moe, name), Config)):
-            parts += describe_object(f"some_moe.{name}", getattr(some_moe, name), "##")
-    run = importlib.import_module("some_moe.training.runs").Run
-    parts += describe_object("some_moe.training.runs.Run", run, "##")
+    parts = [
+        "# Python",
+        "What `import some_moe` offers. Heavy packages are loaded when a name is first used. Bad input raises "
+        "`some_moe.errors.ConfigError`: one sentence that names the value and the cure.",
+    ]
+    named = {name for inner in PYTHON.values() for name in inner}
+    public = {name: getattr(some_moe, name) for name in some_moe.__all__}
+    configs = [name for name, found in public.items() if isinstance(found, type) and issubclass(found, Config)]
+    more = [name for name in (f"some_moe.{one}" for one in public if one not in configs) if name not in named]
+    for title, inner in (PYTHON | ({"More": tuple(more)} if more else {})).items():
+        parts.append(f"## {title}")
+        for name in inner:
+            parts += describe_object(name, resolve_name(name))
+    told = ", ".join(f"`some_moe.{name}`" for name in configs)
+    parts += ["## Settings", f"{told}: every field is in [settings](settings.md), with its default and meaning."]
     for module in PUBLIC_MODULES:
         found = importlib.import_module(module)
         parts += [f"## {module}", quote_text(inspect.getdoc(found) or "")]
         for name in found.__all__:
-            parts += describe_object(f"{module}.{name}", getattr(found, name), "###")
+            parts += describe_object(f"{module}.{name}", getattr(found, name))
     return "\n\n".join(parts) + "\n"
 
 
-def describe_object(name: str, found: Any, heading: str) -> Iterator[str]:
-    yield f"{heading} {name}"
-    yield f"```python\n{format_signature(name.rpartition('.')[2], found)}\n```"
-    yield quote_text(inspect.getdoc(found) or "")
+def describe_object(name: str, found: Any) -> Iterator[str]:
+    """A heading, the signature, the docstring; of a class its methods and values too."""
+    home, _, short = name.rpartition(".")
+    public = home in ("some_moe", *PUBLIC_MODULES)
+    yield f"### {name}" if public else f"### {short}"
+    if not public:
+        yield f"In `{home}`."
+    yield f"```python\n{format_fields(found) if is_dataclass(found) else format_signature(short, found)}\n```"
+    yield format_docstring(found)
     if not inspect.isclass(found):
         return
+    made = inspect.getattr_static(found, "__init__")
+    if str(getattr(made, "__module__", "")).startswith("some_moe") and not is_dataclass(found):
+        yield format_docstring(made)
     for member, value in inspect.getmembers(found):
         inner = value.func if hasattr(value, "func") else value.fget if isinstance(value, property) else value
         own = inspect.isfunction(inner) and str(inner.__module__).startswith("some_moe")
-        if own and not member.startswith("_"):
-            about = inspect.getdoc(inner) or ""
-            shown = format_signature(member, inner) if inspect.isfunction(value) else f"{member}  # a value"
+        if own and not member.startswith("_") and inspect.getdoc(inner):
+            shown = format_signature(f"{short}.{member}", inner)
+            if inner is not value:  # read, not called
+                shown = shown.replace("() -> ", ": ")
             yield f"```python\n{shown}\n```"
-            if about:
-                yield quote_text(about)
+            yield format_docstring(inner)
 
 
 def format_signature(name: str, found: Any) -> str:
@@ -233,26 +278,48 @@ def format_signature(name: str, found: Any) -> str:
     except (TypeError, ValueError):
         return name
 
-    def shorten(text: str) -> str:
-        text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations that were written as text
-        return re.sub(r"\b(?:some_moe|pathlib|collections|torch)\.(?:\w+\.)*(?=[A-Z])", "", text)
+    def shorten(one: object) -> str:
+        text = re.sub(r"= <.*>$", "= …", str(one))  # a function as default: where it lies is of no interest
+        text = re.sub(r"(: |^)'([^']*)'", r"\1\2", text).replace("~", "")  # annotations that were written as text
+        return re.sub(r"\b(?:some_moe|pathlib|collections|torch|typing)\.(?:\w+\.)*(?=[A-Z])", "", text)
 
-    text = shorten(f"{name}{signature}")
-    if len(text) <= 100:
-        return text
     lines: list[str] = []
     for one in signature.parameters.values():
-        if one.kind is one.KEYWORD_ONLY and "*" not in "".join(lines):
+        if one.kind is one.KEYWORD_ONLY and not any(line.startswith("*") for line in lines):
             lines.append("*")
-        lines.append(shorten(str(one)))
-    returned = text.rpartition(") -> ")[2] if ") -> " in text else ""
-    return f"{name}(\n" + "".join(f"    {line},\n" for line in lines) + (f") -> {returned}" if returned else ")")
+        if one.name != "self":
+            lines.append(shorten(one))
+    given = inspect.formatannotation(signature.return_annotation)
+    returned = (
+        "" if inspect.isclass(found) or signature.return_annotation is signature.empty else f" -> {shorten(given)}"
+    )
+    text = f"{name}({', '.join(lines)}){returned}"
+    return text if len(text) <= 100 else f"{name}(\n" + "".join(f"    {line},\n" for line in lines) + f"){returned}"
+
+
+def format_fields(found: Any) -> str:
+    """The fields of a dataclass as they stand in its source, each with what is said of it."""
+    lines = inspect.getsource(found).split("\n")
+    return "\n".join([f"class {found.__name__}:", *(line for line in lines if re.match(r" {4}\w+: ", line))])
+
+
+def format_docstring(found: Any) -> str:
+    """A docstring; what it says of parameters ("out: the folder. steps: how many") becomes a list."""
+    names = ""
+    with suppress(ValueError):
+        names = "|".join(inspect.signature(found).parameters)
+    begins = re.compile(rf"(?:^|(?<=[.;] ))((?:{names})(?:, (?:{names}))*): ")
+    parts = []
+    for paragraph in quote_text(inspect.getdoc(found) or "").split("\n\n"):
+        before, *rest = begins.split(" ".join(paragraph.split("\n"))) if names else [paragraph]
+        items = [f"- `{name}`: {text.strip(' ;.')}." for name, text in zip(rest[::2], rest[1::2], strict=True)]
+        parts.append(paragraph if before or not items else "\n".join(items))
+    return "\n\n".join(parts)
 
 
 def quote_text(text: str) -> str:
     """A docstring as Markdown: blocks that are indented are code, and no sign is taken for markup."""
-    lines = text.replace("<", "&lt;").replace("*", "\\*").split("\n")
-    return "\n".join(lines)
+    return text.replace("<", "&lt;").replace("*", "\\*")
 
 
 def describe_settings() -> str:

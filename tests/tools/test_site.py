@@ -1,10 +1,13 @@
 """The documentation site: every page is on it, every link leads somewhere, and it is made without a network."""
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import some_moe
 from some_moe import __all__ as public
 from some_moe.config import RunConfig
 from tools import site
@@ -53,6 +56,41 @@ def test_the_reference_has_every_public_name_setting_and_command(staged: Path) -
     assert "usage: some experiments run" in (reference / "cli.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", [name for name in public if not name.endswith("Config")])
+def test_the_docstring_of_every_public_name_tells_each_of_its_parameters(name: str) -> None:
+    found = getattr(some_moe, name)
+    told = f"{found.__doc__} {found.__init__.__doc__ if isinstance(found, type) else ''}"
+    missing = [one for one in inspect.signature(found).parameters if not re.search(rf"\b{one}\b", told)]
+    assert not missing
+
+
+def test_a_reference_lists_parameters_and_hides_where_things_lie_in_memory(staged: Path) -> None:
+    def save(out: str, *, steps: int = 3, say: Callable[[str], None] = print) -> None:
+        """Save it.
+
+        out: the folder; it is made. steps, say: how many,
+        and who is told.
+        """
+
+    shown = "\n".join(site.describe_object("x.save", save))
+    assert "save(out: str, *, steps: int = 3, say: Callable[[str], None] = …) -> None" in shown
+    assert shown.endswith("\n- `out`: the folder; it is made.\n- `steps, say`: how many, and who is told.")
+    python = (staged / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    assert " at 0x" not in python
+    assert "Run.result: dict[str, Any] | None\n" in python
+    assert "    keys: np.ndarray  # (E, D) float32\n" in python
+
+
+def test_formulas_need_no_script() -> None:
+    page = r'<p><span class="arithmatex">\(a_i &lt; \beta\)</span> and <div class="arithmatex">\[x\]</div></p>'
+    pytest.importorskip("latex2mathml", reason="latex2mathml is not installed: pip install 'some-moe[docs]'")
+    drawn = site.draw_formulas(page)
+    assert drawn.count("<math") == 2
+    assert "<msub><mi>a</mi><mi>i</mi></msub>" in drawn
+    assert "\\" not in drawn
+    assert site.draw_formulas("<p>none</p>") == "<p>none</p>"
+
+
 def test_dead_links_lost_places_and_things_from_elsewhere_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="top"></h1><a href="b.html#x">1</a><a href="c.html">2</a><a href="#top">3</a><a href="#no">4</a>'
@@ -79,3 +117,6 @@ def test_the_site_is_built_without_a_network_and_has_no_dead_link(
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 25
     assert "Knowledge gravity" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    gravity = (tmp_path / "site" / "gravity.html").read_text(encoding="utf-8")
+    assert gravity.count("<math") > 40
+    assert "arithmatex" not in gravity

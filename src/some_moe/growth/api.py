@@ -54,10 +54,11 @@ def grow(
 ) -> Run:
     """Grow a branch of new experts on a text; nothing of the base changes. Returns the grown run.
 
-    run: the base. data: what the branch learns. experts: new ones in every layer. keep: text of the kind that must not
-    be lost; without it the base writes some itself. share: of that text's tokens, how many may use a new expert; favour
-    moves it, up or down, later too. changes: dotted settings of data and training, as {"train.learning_rate": 3e-4}.
-    resume: go on with the run in `out` if it has begun.
+    run: the base. data: what the branch learns. out: the new run folder (runs/NAME-grown). experts: new ones in every
+    layer. steps: of training. trainability, lora_rank: how new experts learn, as in `ModelConfig`. keep: text of the
+    kind that must not be lost; without it the base writes some itself. share: of that text's tokens, how many may use a
+    new expert. favour: moves that share, up or down, later too. changes: dotted settings of data and training, as
+    {"train.learning_rate": 3e-4}. resume: go on with the run in `out` if it has begun. display: False says nothing.
     """
     if isinstance(display, bool):
         display = Display(speaks=display)
@@ -252,7 +253,8 @@ def put_together(model: SomeLM, parts: list[Part]) -> SomeLM:
 def merge(runs: Sequence[str | Path], out: str | Path, *, base: str | Path | None = None, favour: float = 0.0) -> Run:
     """Put the branches of several runs side by side, in one run. The order in which they are given is of no account.
 
-    runs: grown or merged ones, all of one base. base: where that is now, if it was moved.
+    runs: grown or merged ones, all of one base. out: the new run folder. base: where it is now, if it was moved.
+    favour: how readily branches are chosen; 0 is as they were grown.
     """
     refuse_favour(favour)
     paths = [Path(run) for run in runs]
@@ -280,7 +282,10 @@ def merge(runs: Sequence[str | Path], out: str | Path, *, base: str | Path | Non
 
 @in_a_sentence()
 def prune(run: str | Path, branch: str, out: str | Path, *, base: str | Path | None = None) -> Run:
-    """Take a branch out of a run: what remains is what there would be had it never been added."""
+    """Take a branch out of a run: what remains is what there would be had it never been added.
+
+    run: a merged one. branch: its name there. out: the new run folder. base: where the base is now, if it was moved.
+    """
     path = Path(run)
     record = read_grown(path)
     place = open_base(path, record, base)

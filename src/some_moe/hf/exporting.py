@@ -41,8 +41,9 @@ def export(
 ) -> Path:
     """Write a run as a folder for transformers: AutoModelForCausalLM, AutoTokenizer and pipeline open it.
 
-    standalone: with the whole model as one file of Python, so that nobody needs this package. checkpoint: best, last or
-    step-N. base: where the base of a run with branches is now, if it was moved. say: is told what takes time.
+    run: a run folder, or what `load` gave. out: the new folder. standalone: with the whole model as one file of Python,
+    so that nobody needs this package. checkpoint: best, last or step-N. base: where the base of a run with branches is
+    now, if it was moved. say: is told what takes time.
     """
     if not str(out):
         raise ConfigError("the folder to write to has no name; give one")

@@ -154,8 +154,11 @@ def graft(
 ) -> Any:
     """Put SoME layers in the place of a GPT-2, Llama or Qwen2 model's feed-forward layers. Returns the same model.
 
-    layers: the blocks that get one (all). settings: further fields of `ModelConfig`, such as trainability="lora" or
-    score="cosine". The new layers begin untrained: train the model, with `GravityCallback` in the Trainer's callbacks.
+    model: changed in place. layers: the blocks that get one (all). num_experts, d_ffn, top_k: of each. gravity: how
+    keys move. seed: of weights, keys and samples. settings: further fields of `ModelConfig`, such as
+    trainability="lora" or score="cosine".
+
+    The new layers begin untrained: train the model, with `GravityCallback` in the Trainer's callbacks.
     """
     kind = FAMILIES.get(type(model))
     if kind is None:

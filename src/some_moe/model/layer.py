@@ -93,7 +93,8 @@ class SomeLayer(nn.Module):
         device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
-        """options: `kernel` and `experts`, as `ExpertLibrary` takes them."""
+        """model, gravity: the settings. layer: its number, which with the seed decides its weights. seed: of keys and
+        samples too. device: where. options: `kernel` and `experts`, as `ExpertLibrary` takes them."""
         super().__init__()
         self.model = model
         self.gravity = gravity or (GravityConfig() if model.router == "gravity" else GravityConfig.off())

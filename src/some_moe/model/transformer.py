@@ -134,7 +134,9 @@ class SomeLM(nn.Module):
         experts: range | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        """dtype: see `compute_in`. experts: those of each layer that are made here; None is all."""
+        """model, gravity: the settings. seed: of first weights, keys and samples. kernel: as `train.kernel`.
+        checkpoint_activations: less memory, more time. dtype: see `compute_in`. experts: those of each layer that are
+        made here; None is all. device: where."""
         super().__init__()
         self.model = model
         has_keys = model.ffn == "some" and model.router == "gravity"

@@ -177,9 +177,10 @@ def load(
     base: str | Path | None = None,
     favour: float | None = None,
 ) -> Run:
-    """Open a run folder with the model of its best, last or a named checkpoint (step-N), ready to use.
+    """Open a run folder, ready to use.
 
-    Of a run with branches, base: where its base is now, if it was moved; favour: how readily branches are chosen.
+    path: the folder. checkpoint: best, last or step-N. device: where its model is to be (cpu, cuda, cuda:N). base: of a
+    run with branches, where its base is now, if it was moved. favour: of such a run, how readily branches are chosen.
     """
     folder = RunFolder(path)
     config = folder.read_config()
