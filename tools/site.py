@@ -34,6 +34,7 @@ from some_moe.errors import FAILED, ConfigError
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
+NESTED = re.compile(r"^ {2,3}(?=[-*] |\d+\. )", re.MULTILINE)
 # Where a page of the repository stands on the site, and under which heading; pages of docs/ not named here are how-tos.
 PLACES = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "LOG.md": "log.md",
@@ -161,7 +162,8 @@ def collect_pages() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def rewrite_links(text: str, origin: str, places: dict[str, str], wanted: set[str]) -> str:
-    """The text with links that lead where things are on the site; files that it links to are added to `wanted`."""
+    """The text with links that lead where things are on the site, and lists within lists indented as the generator
+    asks for it; files that it links to are added to `wanted`."""
 
     def move(match: re.Match[str]) -> str:
         before, target, after = match.groups()
@@ -177,7 +179,7 @@ def rewrite_links(text: str, origin: str, places: dict[str, str], wanted: set[st
         return before + os.path.relpath(there, here or ".") + (f"#{anchor}" if anchor else "") + after
 
     parts = FENCE.split(text)
-    return "".join(part if part.startswith("```") else LINK.sub(move, part) for part in parts)
+    return "".join(part if part.startswith("```") else LINK.sub(move, NESTED.sub("    ", part)) for part in parts)
 
 
 def format_nav(pages: list[str]) -> str:

@@ -81,6 +81,13 @@ def test_a_reference_lists_parameters_and_hides_where_things_lie_in_memory(stage
     assert "    keys: np.ndarray  # (E, D) float32\n" in python
 
 
+def test_lists_within_lists_stay_there_and_code_is_left_alone() -> None:
+    text = "1. a\n   - b\n- c\n  - d\n\n```\n  - e\n```\n"
+    assert site.rewrite_links(text, "README.md", {"README.md": "index.md"}, set()) == (
+        "1. a\n    - b\n- c\n    - d\n\n```\n  - e\n```\n"
+    )
+
+
 def test_formulas_need_no_script() -> None:
     page = r'<p><span class="arithmatex">\(a_i &lt; \beta\)</span> and <div class="arithmatex">\[x\]</div></p>'
     pytest.importorskip("latex2mathml", reason="latex2mathml is not installed: pip install 'some-moe[docs]'")
