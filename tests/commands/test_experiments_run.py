@@ -104,6 +104,13 @@ def test_records_keep_the_loss_of_each_story_when_asked(tmp_path: Path, capsys: 
     assert "--stories and --train.story-losses all differ" in refused(capsys, "A1", *SHORT, *both)
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_a_run_that_is_about_what_comes_afterwards_says_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiments", "run", "C-still-keys", *SHORT, "--out", "q", "--results", "r"]) == 0
+    said = capsys.readouterr().out
+    assert "C-still-keys-seed0 goes on with: some adapt q/C-still-keys-seed0 --stream OLD NEW OLD (row still)\n" in said
+
+
 # --- what works -------------------------------------------------------------------------------------------
 
 

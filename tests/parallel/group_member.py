@@ -146,7 +146,8 @@ def run_sharded(place: Path, options: dict[str, Any]) -> int:
 def measure(num_rows: int, group: ProcessGroup = SINGLE) -> dict[str, Any]:
     """Score rows, eight at a time."""
     config = RunConfig(model=MODEL, gravity=GRAVITY, data=DataConfig(seq_len=40, batch_size=8))
-    return evaluate(SomeLM(MODEL, GRAVITY), make_rows(num_rows), config, np.arange(20), CPU, group=group).to_dict()
+    found = evaluate(SomeLM(MODEL, GRAVITY), make_rows(num_rows), config, np.arange(20), CPU, group=group)
+    return found.to_dict() | {"stories": found.stories}
 
 
 def run_steps(place: Path, options: dict[str, Any]) -> int:

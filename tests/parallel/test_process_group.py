@@ -45,6 +45,7 @@ def test_two_processes_end_with_the_same_bits_and_with_what_one_process_finds(me
         for num_rows, found in zip(UNEVEN, json.loads((tmp_path / f"figures-{rank}.json").read_text()), strict=True):
             figures = json.loads(json.dumps(member["measure"](num_rows)))
             layers = zip(found.pop("layers"), figures.pop("layers"), strict=True)
+            assert found.pop("stories") == figures.pop("stories")
             assert found == pytest.approx(figures, abs=1e-9)
             assert all(theirs == pytest.approx(ours, abs=1e-9) for theirs, ours in layers)
 

@@ -85,6 +85,9 @@ def run_experiments(arguments: list[str]) -> int:
         return queue.exit_code
     write(format_queue(queue.describe(), **look()))
     write(f"results are in {queue.results}, what the runs wrote in {queue.out / 'logs'}\n")
+    for turn in queue.turns:
+        if (then := turn.job.experiment.afterwards) and turn.state == "done":
+            write(f"{turn.job.name} goes on with: {then.command.replace('RUN', str(turn.folder))} (row {then.row})\n")
     if queue.exit_code:
         write("the same command goes on with what is not done\n")
     return queue.exit_code
