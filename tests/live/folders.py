@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -109,6 +110,15 @@ class Served:
             connection.close()
         is_json = answer.headers.get_content_type() == "application/json"
         return answer.status, json.loads(found) if is_json and found else found
+
+    def leave(self, path: str, body: Any, seconds: float) -> None:
+        """Ask, and be gone after a moment, whatever is being answered."""
+        data = json.dumps(body).encode()
+        lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", f"x-some-token: {TOKEN}"]
+        lines += ["content-type: application/json", f"content-length: {len(data)}", "", ""]
+        with socket.create_connection(("127.0.0.1", self.port)) as client:
+            client.sendall("\r\n".join(lines).encode() + data)
+            threading.Event().wait(seconds)
 
     def events(self, path: str) -> Iterator[tuple[str, Any]]:
         """Name and data of server-sent events, for as long as they are asked for."""

@@ -124,7 +124,7 @@ def test_experts_and_guilds_are_forbidden_forced_and_let_go(page: Any) -> None:
 
 
 def test_two_checkpoints_and_two_runs_are_compared(page: Any) -> None:
-    choice = page.get_by_label("beside")
+    choice = page.get_by_label("compare with")
     first = next(text for text in choice.locator("option").all_inner_texts() if "tiny, step" in text)
     choice.select_option(label=first)
     until(page, "document.querySelectorAll('.sum').length === 2", LONG)
@@ -138,7 +138,7 @@ def test_two_checkpoints_and_two_runs_are_compared(page: Any) -> None:
 
 def test_text_is_written_while_experts_light_up(page: Any) -> None:
     page.get_by_label("tokens", exact=True).fill("40")
-    page.get_by_role("button", name="Let it go on").click()
+    page.get_by_role("button", name="Continue it").click()
     says(page, ".story", SENTENCE)
     until(page, "/^\\d+ tokens, seed \\d+$/.test(document.querySelector('section small.note').innerText)")
     until(page, "document.querySelector('.story').getAttribute('aria-busy') === 'false'", LONG)
@@ -150,7 +150,7 @@ def test_text_is_written_while_experts_light_up(page: Any) -> None:
 def test_writing_can_be_stopped(page: Any) -> None:
     page.get_by_label("tokens", exact=True).fill("1000")
     page.get_by_label("temperature").fill("3")
-    page.get_by_role("button", name="Let it go on").click()
+    page.get_by_role("button", name="Continue it").click()
     until(page, "document.querySelector('section small.note')?.innerText.includes('tokens')")
     page.get_by_role("button", name="Stop").click()
     until(page, "document.querySelector('.story').getAttribute('aria-busy') === 'false'")

@@ -137,6 +137,18 @@ def test_one_text_at_a_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("the desk was never given back")
 
 
+def test_whoever_leaves_at_any_moment_leaves_nothing_behind(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for moment in range(24):
+        served.leave("/runs/0/generate", {"prompt": "Once", "max_tokens": 300, "temperature": 2}, moment / 500)
+    for _ in range(200):
+        if served.ask("/runs/0/trace", {"text": "a"})[0] == 200:
+            break
+        threading.Event().wait(0.05)
+    else:
+        raise AssertionError("the desk was never given back")
+    assert caplog.records == []
+
+
 def test_what_is_refused_gives_the_desk_back(served: Served) -> None:
     assert served.ask("/runs/0/generate", {"prompt": "a", "checkpoint": "step-999"})[0] == 400
     assert served.ask("/runs/0/trace", {"text": "   "})[0] == 400

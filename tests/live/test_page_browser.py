@@ -98,7 +98,8 @@ def test_runs_are_listed_searched_filtered_and_drawn_together(browser: Any, serv
         assert rows.locator(".badge").all_inner_texts() == ["training", "finished", "killed"]
         assert rows.nth(0).locator("a").inner_text() == NASTY
         expect(page, ".lead", "3 watched: 1 training, 1 finished, 1 killed.")
-        expect(page, ".panel .note", "2 jobs: 1 running, 1 failed.")
+        expect(page, ".panel .legend", "1 running")
+        expect(page, ".panel .legend", "of 2 jobs")
         assert NASTY in page.locator(".note.bad").inner_text()
         chart = page.get_by_role("img", name="Loss")
         until(page, "document.querySelector('.chart canvas').ariaLabel.includes('gamma')")
@@ -164,7 +165,7 @@ def test_samples_and_settings(browser: Any, served: Served, folder: Path) -> Non
         append(folder / "alpha", "samples.jsonl", json.dumps({"step": 40, "text": "The newest."}) + "\n")
         expect(page, ".samples li", "The newest.")
         page.evaluate("location.hash = '#/run/0/settings'")
-        page.get_by_label("beside").select_option(label="beta")
+        page.get_by_label("compare with").select_option(label="beta")
         page.locator("tr.differs", has_text="train.learning_rate").wait_for()
         assert "0.123" in page.locator("tr.differs", has_text="train.learning_rate").inner_text()
         page.get_by_label("only what differs").check()

@@ -1,12 +1,15 @@
 """`some serve` as OpenAI's own client meets it: whole and streamed, with refusals as its exceptions."""
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import some_moe
+from some_moe.live import answers
 from some_moe.live.server import make_api
 from tests.live.folders import Served, serving
 
@@ -121,9 +124,35 @@ def test_nan_and_other_sites_are_refused(served: Served) -> None:
     assert served.ask("/v1/completions", {"prompt": "a"}, x_some_token=None)[0] == 401
 
 
-def test_one_text_at_a_time(client: Any) -> None:
+def test_requests_at_the_same_time_wait_for_their_turn(client: Any) -> None:
+    def ask(seed: int) -> str:
+        return str(client.completions.create(model="tiny", prompt="Once", max_tokens=20, seed=seed).choices[0].text)
+
+    alone = [ask(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == alone
+
+
+def test_who_would_wait_too_long_or_behind_too_many_is_told_to_come_again(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = client.completions.create(model="tiny", prompt="Once", max_tokens=2000, temperature=2, stream=True)
     next(iter(stream))
-    with pytest.raises(openai.RateLimitError):
-        client.completions.create(model="tiny", prompt="a")
+    for name, value in (("WAIT_SECONDS", 0.0), ("MOST_WAITING", 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(answers, name, value)
+            with pytest.raises(openai.RateLimitError):
+                client.completions.create(model="tiny", prompt="a")
     stream.close()
+    client.completions.create(model="tiny", prompt="a", max_tokens=1)  # whoever leaves, gives the place free
+
+
+def test_whoever_leaves_at_any_moment_leaves_nothing_behind(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lambda port: make_api(run, host="127.0.0.1", port=port, token=None)) as served:
+        for moment in range(24):
+            asked = {"prompt": "Once", "max_tokens": 4000, "temperature": 2, "stream": moment % 2 == 0}
+            served.leave("/v1/completions", asked, moment / 500)
+        begin = time.monotonic()
+        assert served.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+        assert time.monotonic() - begin < 20  # the texts of those who left are not written to their ends
+    assert caplog.records == []

@@ -16,11 +16,15 @@ from tests.live.folders import Served, make_run, watching
 pytest.importorskip("starlette", reason="needs the extra live")
 FILES: dict[str, Mutator] = {
     "config.yaml": AS_YAML, "metrics.jsonl": AS_JSONL, "samples.jsonl": AS_JSONL, "result.json": AS_JSON,
-    "env.json": AS_JSON, "grown.json": AS_JSON, "../queue.json": AS_JSON, "keys/step-20.safetensors": AS_TENSORS,
+    "env.json": AS_JSON, "grown.json": AS_JSON, "../queue.json": AS_JSON, "../sweep/space.json": AS_JSON,
+    "../sweep/sweep.json": AS_JSON, "../sweep/.claims/trial-0000.1.json": AS_JSON,
+    "keys/step-20.safetensors": AS_TENSORS,
     "analysis/collected.safetensors": AS_TENSORS, "tokenizer.json": AS_TOKENIZER,
 }  # fmt: skip
 GROWN = {"base": "../base", "base_step": 4, "base_digest": "x", "branches": [
     {"name": "law", "experts": 2, "trainability": "full"}]}  # fmt: skip
+SWEEP = {"space.json": {"sweep": {"trials": 4}}, "sweep.json": {"metric": "val_loss"},
+         ".claims/trial-0000.1.json": {"state": "done", "process": 1, "dead_after": 9}}  # fmt: skip
 ASKED = ("/runs", "/runs/0/curve", "/runs/0/settings?against=0", "/runs/0/keys", "/runs/0/keys?step=20&fit=0",
          "/runs/0/expert?layer=1&expert=3", "/runs/0/insight", "/runs/0/branches")  # fmt: skip
 PATIENCE_SECONDS = 10
@@ -43,6 +47,12 @@ def folder(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path.parent / "queue.json").write_text(
         json.dumps({"jobs": [{"name": "run", "state": "failed"}]}), encoding="utf-8"
     )
+    make_run(path.parent / "sweep" / "trial-0000")
+    (path.parent / "sweep" / ".claims").mkdir()
+    trial = {"name": "trial-0000", "state": "done", "value": 2.0, "settings": {"model.top_k": 2}, "reason": ""}
+    for name, told in SWEEP.items():
+        text = json.dumps(told | ({"trials": [trial], "best": trial} if name == "sweep.json" else {}))
+        (path.parent / "sweep" / name).write_text(text, encoding="utf-8")
     patch.undo()
     return path
 
@@ -51,7 +61,7 @@ def folder(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(folder: Path) -> Iterator[Served]:
     patch = pytest.MonkeyPatch()
     patch.setattr(watched, "FRESH_SECONDS", 0.0)  # every question looks anew
-    with watching(folder) as found:
+    with watching(folder, folder.parent / "sweep") as found:
         yield found
     patch.undo()
 
@@ -85,6 +95,7 @@ def test_the_folder_is_shown_as_it_is(served: Served) -> None:
     for path in ASKED:
         assert served.ask(path)[0] == 200, path
     assert served.ask("/runs/0/insight")[1]["kinds"]
+    assert [plan["kind"] for plan in served.ask("/runs")[1]["queues"]] == ["queue", "sweep"]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from some_moe.config import ConfigError
-from some_moe.live import watched
+from some_moe.live import plans, watched
 from some_moe.live.watched import Watch, Watched, find_published, is_held
 from some_moe.training.run_folder import LOCK, RunFolder
 from tests.live.folders import append, make_run, step_line, write_keys
@@ -132,6 +132,92 @@ def test_a_queue_says_why_a_run_failed(run: Watched, path: Path) -> None:
     assert [one["state"] for one in queue["jobs"]] == ["failed", "done"]
     (path.parent / "queue.json").write_text("{")
     assert Watch([path]).list_queues() == []
+
+
+def claim(folder: Path, name: str, state: str, number: int = 1) -> Path:
+    (folder / ".claims").mkdir(exist_ok=True)
+    file = folder / ".claims" / f"{name}.{number}.json"
+    file.write_text(json.dumps({"state": state, "process": 1, "host": "x", "dead_after": 60}), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """A sweep of six trials: one is done, one pruned, one failed, one runs."""
+    folder = tmp_path / "sweep"
+    make_run(folder / "trial-0001")
+    (folder / "space.json").write_text(json.dumps({"sweep": {"trials": 6}}), encoding="utf-8")
+    names = ("done", "pruned", "failed")
+    trials = [
+        {"name": f"trial-000{n}", "state": state, "reason": "no memory" * (n == 2)} for n, state in enumerate(names)
+    ]
+    best = {"name": "trial-0000", "value": 2.5, "settings": {"train.learning_rate": 0.01, "model.query": "mlp"}}
+    told = {"metric": "best_val_loss", "trials": trials, "best": best}
+    (folder / "sweep.json").write_text(json.dumps(told), encoding="utf-8")
+    claim(folder, "trial-0002", "running")
+    for number, state in ((0, "done"), (1, "pruned"), (3, "running")):
+        claim(folder, f"trial-000{number}", state)
+    claim(folder, "trial-0002", "failed", 2)
+    return folder
+
+
+def test_a_sweep_tells_its_trials_and_the_best(sweep: Path) -> None:
+    (plan,) = Watch([sweep]).list_queues()
+    assert (plan["kind"], plan["total"], plan["folder"]) == ("sweep", 6, str(sweep))
+    assert [(job["name"][-1], job["state"]) for job in plan["jobs"]] == [
+        ("0", "done"), ("1", "pruned"), ("2", "failed"), ("3", "running")]  # fmt: skip
+    assert plan["jobs"][2]["reason"] == "no memory"
+    assert plan["best"] == {
+        "name": "trial-0000", "value": 2.5, "settings": "train.learning_rate 0.01, model.query mlp",
+        "metric": "best val loss"}  # fmt: skip
+
+
+def test_a_trial_is_seen_to_begin_and_its_worker_to_fall_silent(sweep: Path) -> None:
+    watch = Watch([sweep])
+    assert len(watch.list_queues()[0]["jobs"]) == 4
+    new = claim(sweep, "trial-0004", "running")
+    assert watch.list_queues()[0]["jobs"][-1] == {"name": "trial-0004", "state": "running", "reason": ""}
+    os.utime(new, (1, 1))
+    assert Watch([sweep]).list_queues()[0]["jobs"][-1]["state"] == "interrupted"
+
+
+def test_a_run_that_its_sweep_stopped_was_pruned_not_killed(sweep: Path) -> None:
+    (run,) = Watch([sweep]).runs.values()
+    for name in ("config.yaml", "metrics.jsonl"):
+        os.utime(run.path / name, (1, 1))
+    assert look(run)["state"] == "pruned"
+    shutil.move(run.path, sweep / "trial-0001-seed-3")  # of a sweep with several seeds
+    (run,) = Watch([sweep]).runs.values()
+    assert look(run)["state"] == "pruned"
+    shutil.rmtree(sweep / ".claims")  # as in a copy
+    (sweep / "sweep.json").unlink()
+    assert look(run)["state"] == "killed"
+
+
+def test_plans_are_read_when_they_change_and_not_for_every_look(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, read = Watch([sweep]), plans.read_sweep
+    looks: list[Path] = []
+    monkeypatch.setattr(plans, "AGAIN_SECONDS", 1e9)
+    monkeypatch.setattr(plans, "read_sweep", lambda folder: looks.append(folder) or read(folder))
+    for _ in range(20):
+        watch.list_queues()
+    assert len(looks) == 1
+    claim(sweep, "trial-0005", "running")
+    watch.list_queues()
+    assert len(looks) == 2
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"sweep": 7}', '{"sweep": {"trials": "x"}}', "link", "long"])
+def test_a_damaged_sweep_is_none_or_what_is_left_of_it(sweep: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if text == "long":
+        monkeypatch.setattr(plans, "MOST_BYTES", 10)
+    elif text == "link":
+        (sweep / "space.json").unlink()
+        (sweep / "space.json").symlink_to("/etc/passwd")
+    else:
+        (sweep / "space.json").write_text(text, encoding="utf-8")
+    found = Watch([sweep]).list_queues()
+    assert [plan["total"] for plan in found] == ([4] if "sweep" in text else [])
 
 
 def test_new_runs_of_a_folder_are_found(path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from some_moe.config import ConfigError
 from some_moe.errors import explain
-from some_moe.live.desk import BusyError
+from some_moe.live.desk import BusyError, Desk
 from some_moe.system.forms import Form, MisfitError, fit
 from some_moe.system.reading import clean, parse_json
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_SECONDS = 120.0  # that one text may take
+WAIT_SECONDS, MOST_WAITING = 30.0, 16  # so long, and so many at most, wait for their turn where clients expect to
 
 
 class AskedError(Exception):
@@ -53,11 +56,15 @@ def answer_error(_: "Request", error: Exception) -> "Response":
 
 async def read_body(request: "Request", form: "Form | None" = None) -> Any:
     """The JSON of a request, with the form that it must have."""
+    from starlette.requests import ClientDisconnect
+
     try:
         found = parse_json(await request.body())
         return found if form is None else fit(found, form)
     except MisfitError as error:
         raise AskedError(400, f"the request {error}; reload the page") from None
+    except ClientDisconnect:
+        raise AskedError(400, "the request broke off") from None
     except (ValueError, RecursionError):
         raise AskedError(400, "the request holds no JSON; send some") from None
 
@@ -73,17 +80,75 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.to_thread(function, *arguments)
 
 
-async def pump(request: "Request", pieces: Iterator[T], release: Callable[[], None]) -> AsyncIterator[T]:
-    """Draw pieces in a thread, until nobody listens any more or it takes too long; then give the desk back."""
-    end, nothing, closing = time.monotonic() + MOST_SECONDS, object(), request.scope["some_moe.closing"]
+async def wait_turn(request: "Request", desk: Desk) -> None:
+    """Take the desk, as soon as it is free: within a while, and unless many wait already."""
+    end, desk.waiting = time.monotonic() + WAIT_SECONDS, desk.waiting + 1
     try:
-        while time.monotonic() < end and not closing() and not await request.is_disconnected():
-            piece: Any = await in_thread(next, pieces, nothing)
-            if piece is nothing:
-                return
-            yield piece
+        while True:  # no thread waits: those are for who is being answered
+            try:
+                return desk.take()
+            except BusyError:
+                if desk.waiting > MOST_WAITING or time.monotonic() > end or request.scope["some_moe.closing"]():
+                    raise
+            await asyncio.sleep(0.03)
+            if await request.is_disconnected():
+                raise BusyError
     finally:
+        desk.waiting -= 1
+
+
+def stream(
+    request: "Request", pieces: Generator[str, None, None], release: Callable[[], None], media_type: str
+) -> "Response":
+    """An answer in pieces, drawn by a thread of its own until nobody listens or it takes too long.
+
+    release: gives the desk back. The thread does so when it is done: no model is at work that counts as free.
+    """
+    from starlette.responses import StreamingResponse
+
+    loop, end, closing = asyncio.get_running_loop(), time.monotonic() + MOST_SECONDS, request.scope["some_moe.closing"]
+    drawn: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
+    left = threading.Event()
+
+    def tell(piece: str | BaseException | None) -> None:
+        with suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(drawn.put_nowait, piece)
+
+    def work() -> None:
         try:
-            pieces.close()  # type: ignore[attr-defined]
+            for piece in pieces:
+                tell(piece)
+                if left.is_set() or closing() or time.monotonic() > end:
+                    break
+        except BaseException as error:
+            tell(error)
         finally:
+            pieces.close()
             release()
+            tell(None)
+
+    async def read() -> AsyncIterator[str]:
+        while (piece := await drawn.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+
+    class Answer(StreamingResponse):
+        async def __call__(self, *given: Any) -> None:
+            try:
+                await super().__call__(*given)
+            finally:
+                left.set()  # also where nothing was read
+
+    loop.run_in_executor(None, work)
+    return Answer(read(), media_type=media_type)
+
+
+async def unless_left(request: "Request", function: Callable[[Callable[[], bool]], T]) -> T:
+    """What a thread finds; function: is given what tells it whether to go on."""
+    end, left = time.monotonic() + MOST_SECONDS, threading.Event()
+    work = asyncio.ensure_future(in_thread(function, lambda: time.monotonic() < end and not left.is_set()))
+    while not (await asyncio.wait({work}, timeout=0.25))[0]:
+        if await request.is_disconnected():
+            left.set()
+    return work.result()

@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import ConfigError
@@ -125,7 +125,7 @@ class Completion:
                 break
         return self.envelope(list(choices.values()), usage=self.usage)
 
-    def stream(self) -> Iterator[str]:
+    def stream(self) -> Generator[str, None, None]:
         """The same as server-sent events."""
         for piece in self.write():
             yield f"data: {json.dumps(self.envelope([piece]))}\n\n"

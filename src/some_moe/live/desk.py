@@ -40,7 +40,7 @@ class Desk:
         self.device = device
         self.models: OrderedDict[tuple[str, str], Run] = OrderedDict()
         self.insights: dict[str, Insight] = {}
-        self.busy = threading.Lock()
+        self.busy, self.waiting = threading.Lock(), 0
 
     @contextmanager
     def alone(self) -> Iterator[None]:

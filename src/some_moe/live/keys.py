@@ -18,7 +18,8 @@ from some_moe.glass.inspect.communities import count_pairs, find_communities
 from some_moe.glass.inspect.labels import UNLABELLED, label_tokens
 from some_moe.glass.inspect.movement import thin_out
 from some_moe.glass.inspect.projections import principal_axes, project, unit_rows
-from some_moe.live.watched import Watched, stamp_of
+from some_moe.live.plans import stamp_of
+from some_moe.live.watched import Watched
 from some_moe.system.files import inside
 from some_moe.system.reading import LARGEST_TENSORS, clean, refuse_unreadable
 from some_moe.training.run_folder import RunFolder

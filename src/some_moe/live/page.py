@@ -5,17 +5,18 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from some_moe.config import ConfigError
 from some_moe.errors import SomeError
-from some_moe.live.answers import AskedError, answer_json, ask_number, in_thread, pump, read_body
+from some_moe.live.answers import AskedError, answer_json, ask_number, in_thread, read_body, stream
 from some_moe.live.desk import Desk, write
 from some_moe.live.keys import Galaxy, Insight, read_insight
 from some_moe.live.logs import EVALUATION, LAYER, STEP, Place, pick_metrics, pick_samples, read_piece, thin
-from some_moe.live.watched import Watch, Watched, stamp_of, stride
+from some_moe.live.plans import stamp_of
+from some_moe.live.watched import Watch, Watched, stride
 from some_moe.system.forms import Form, is_count, is_number, is_text, matches
 from some_moe.system.reading import clean
 from some_moe.training.run_folder import RunFolder
@@ -263,8 +264,6 @@ class Page:
 
     async def generate(self, request: "Request") -> "Response":
         """Text as it comes, a JSON object a line: text, and the experts of its tokens."""
-        from starlette.responses import StreamingResponse
-
         run, body = await in_thread(self.find, request), await read_body(request, GENERATE)
         prompt, max_tokens = refuse_long(body["prompt"]), body.get("max_tokens") or 200
         options: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": secrets.randbelow(2**31)}
@@ -282,15 +281,14 @@ class Page:
             self.desk.busy.release()
             raise
 
-        def lines() -> Iterator[str]:
+        def lines() -> Generator[str, None, None]:
             yield json.dumps({"seed": options["seed"], "step": opened.step}) + "\n"
             if first is not None:
                 yield json.dumps({"text": clean(first.text), "experts": first.experts}) + "\n"
                 for piece in pieces:
                     yield json.dumps({"text": clean(piece.text), "experts": piece.experts}) + "\n"
 
-        body_of = pump(request, lines(), self.desk.busy.release)
-        return StreamingResponse(body_of, media_type="application/x-ndjson")
+        return stream(request, lines(), self.desk.busy.release, "application/x-ndjson")
 
     async def branches(self, request: "Request") -> "Response":
         """Who serves what in a run that was grown or merged, as far as it was measured."""

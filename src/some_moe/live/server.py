@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 import socket
-import time
 import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from some_moe.config import ConfigError
 from some_moe.errors import SomeError
-from some_moe.live.answers import MOST_SECONDS, AskedError, answer_error, answer_json, in_thread, pump, read_body
+from some_moe.live.answers import (
+    AskedError,
+    answer_error,
+    answer_json,
+    in_thread,
+    read_body,
+    stream,
+    unless_left,
+    wait_turn,
+)  # fmt: skip
 from some_moe.live.completions import Completion, UnknownModelError, list_models
 from some_moe.live.desk import BusyError, Desk
 from some_moe.live.guard import Guard, is_loopback
@@ -47,7 +55,6 @@ def make_page(watch: Watch, *, host: str = HOST, port: int = PORT, token: str | 
 
 def make_api(path: str | Path, *, host: str, port: int, token: str | None, **options: Any) -> Guard:
     """The application of `some serve`; options: checkpoint, device, base and favour, as `some_moe.load` takes them."""
-    from starlette.responses import StreamingResponse
     from starlette.routing import Route
 
     from some_moe.training.runs import load
@@ -65,12 +72,11 @@ def make_api(path: str | Path, *, host: str, port: int, token: str | None, **opt
             asked = await in_thread(Completion, run, name, body)
         except UnknownModelError as error:
             raise AskedError(404, str(error)) from None
-        desk.take()
+        await wait_turn(request, desk)
         if asked.streams:
-            return StreamingResponse(pump(request, asked.stream(), desk.busy.release), media_type="text/event-stream")
-        end = time.monotonic() + MOST_SECONDS
+            return stream(request, asked.stream(), desk.busy.release, "text/event-stream")
         try:
-            return answer_json(await in_thread(asked.whole, lambda: time.monotonic() < end))
+            return answer_json(await unless_left(request, asked.whole))
         finally:
             desk.busy.release()
 

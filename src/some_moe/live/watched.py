@@ -14,8 +14,9 @@ from typing import Any
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.folders import find_runs
 from some_moe.live.logs import PIECE, WHOLE, Place, number, parse_line, pick_metrics, read_piece, thin
+from some_moe.live.plans import Plans, measure
 from some_moe.system.files import inside
-from some_moe.system.reading import clean, read_object, refuse_irregular
+from some_moe.system.reading import clean, refuse_irregular
 from some_moe.system.records import Grown
 from some_moe.training.run_folder import LOCK, RunFolder, list_steps
 
@@ -31,8 +32,8 @@ RESULT = ("val_loss", "best_val_loss", "test_loss", "tokens_per_second", "second
 class Watched:
     """One run folder that may grow, be cut back, end, or vanish while it is looked at."""
 
-    def __init__(self, key: str, path: Path, shown: str) -> None:
-        self.key, self.path, self.shown = key, path, shown
+    def __init__(self, key: str, path: Path, shown: str, plans: Plans) -> None:
+        self.key, self.path, self.shown, self.plans = key, path, shown, plans
         self.config: RunConfig | None = None
         self.grown: Grown | None = None
         self.summary: dict[str, Any] = {}
@@ -96,7 +97,7 @@ class Watched:
                 found["note"] = "it stopped early, as nothing more was gained"
             return found | {"seconds_left": None}
         if self.grown is not None and self.grown.merged:
-            return found | {"state": "merged", "note": "put together, and not trained"}
+            return found | {"state": "merged", "note": "put together, and not trained", "steps": None}
         found |= self._find_state(found["changed"])
         return found | {"seconds_left": self._foretell(found) if found["state"] == "training" else None}
 
@@ -157,9 +158,11 @@ class Watched:
         # Another machine may go on with what a process of this one has left.
         if held or (now - changed < QUIET_SECONDS and (self._left is None or changed > self._left)):
             return {"state": "training"}
-        failure = find_failure(self.path)
-        if failure:
-            return {"state": "failed", "note": failure}
+        job = self.plans.find(self.path)
+        if job.get("state") == "pruned":
+            return {"state": "pruned", "note": "its sweep stopped it: others did better at the same step"}
+        if job.get("state") == "failed":
+            return {"state": "failed", "note": job["reason"] or "its queue says that it failed"}
         return {"state": "killed", "note": "it ended before its time; some resume goes on with it"}
 
     @staticmethod
@@ -197,22 +200,6 @@ def read_all(path: Path) -> dict[str, list[list[Any]]]:
         place = piece.place
 
 
-def measure(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def stamp_of(path: Path) -> int:
-    """When a file was written; 0 where there is none."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
-
-
 def stride(path: Path) -> int:
     """Of how many lines of a long log one is shown."""
     return 1 + measure(path / "metrics.jsonl") // WHOLE
@@ -224,7 +211,7 @@ class Watch:
     def __init__(self, places: Sequence[str | Path]) -> None:
         self.sources = [Path(place) for place in places]
         self.runs: dict[str, Watched] = {}
-        self.queues: list[dict[str, Any]] = []
+        self.plans, self.queues = Plans(), list[dict[str, Any]]()
         self._known: dict[str, str] = {}
         self._looked = self._refreshed = 0.0
         self._lock = threading.Lock()
@@ -246,7 +233,7 @@ class Watch:
                     place = os.path.realpath(path)
                     if place not in self._known and len(self.runs) < MOST_RUNS:
                         key = self._known[place] = str(len(self.runs))
-                        self.runs[key] = Watched(key, path, clean(str(path)))
+                        self.runs[key] = Watched(key, path, clean(str(path)), self.plans)
             self._looked = time.monotonic()
 
     @staticmethod
@@ -269,26 +256,10 @@ class Watch:
         self._refreshed = time.monotonic()
 
     def list_queues(self) -> list[dict[str, Any]]:
-        """How the queues stand whose runs are watched."""
+        """How the queues and sweeps stand whose runs are watched."""
         folders = {run.path.parent for run in self.runs.values()} | {one for one in self.sources if one.is_dir()}
-        queues = [(clean(str(folder)), read_queue(folder)) for folder in sorted(folders)]
-        return [{"folder": folder, "jobs": jobs} for folder, jobs in queues if jobs]
-
-
-def read_queue(folder: Path) -> list[dict[str, str]]:
-    """Name, state and reason of each job of a queue; nothing where there is none."""
-    try:
-        jobs = read_object(inside(folder, "queue.json")).get("jobs")
-    except (ConfigError, OSError):
-        return []
-    jobs = [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
-    return [{name: str(job.get(name, ""))[:300] for name in ("name", "state", "reason")} for job in jobs[:MOST_RUNS]]
-
-
-def find_failure(path: Path) -> str:
-    """Why a queue says that a run failed; empty where none does."""
-    jobs = [job for job in read_queue(path.parent) if job["name"] == path.name and job["state"] == "failed"]
-    return (jobs[0]["reason"] or "its queue says that it failed") if jobs else ""
+        plans = [(clean(str(folder)), self.plans.read(folder)) for folder in sorted(folders)]
+        return [{"folder": folder} | plan for folder, plan in plans if plan and plan["total"]]
 
 
 def is_held(lock: Path) -> bool | None:

@@ -1,6 +1,6 @@
 // Ask the model: each token's path, experts forbidden or forced, text as it is written, two models on one text.
 import { ask, askJson, lines, store } from "./net.js";
-import { choose, count, dark, el, field, fill, fit, ink, kind, loss, oklch, percent, rgb, signed, still, worse } from "./dom.js";
+import { choose, count, dark, el, field, fill, fit, ink, kind, loss, NONE, oklch, percent, rgb, signed, still, worse } from "./dom.js";
 
 const FIRST = "Once upon a time there was a little fox who lived near the river.";
 
@@ -9,7 +9,7 @@ export class AskView {
     Object.assign(this, { view, layer: 0, selected: 1, marked: null, changes: [], checkpoint: "best", other: "", insight: null, by: "expert" });
     this.text = el("textarea", { value: FIRST, "aria-label": "Text for the model", spellcheck: false, maxLength: 8000 });
     this.read = el("button", { class: "first", type: "button", onclick: () => this.trace() }, "Read it");
-    this.write = el("button", { type: "button", onclick: () => this.generate() }, "Let it go on");
+    this.write = el("button", { type: "button", onclick: () => this.generate() }, "Continue it");
     this.stop = el("button", { type: "button", hidden: true, onclick: () => this.writing?.abort() }, "Stop");
     this.tokens_most = el("input", { type: "number", min: 1, max: 1000, value: 120 });
     this.heat = el("input", { type: "number", min: 0, max: 10, step: 0.1, value: 0.8 });
@@ -19,7 +19,7 @@ export class AskView {
     this.tokens = el("div", { class: "tokens", role: "listbox", "aria-label": "Tokens" }); this.second = el("div");
     this.modes = el("div", { class: "row" }); this.path = el("aside", { class: "panel", "aria-live": "polite", "aria-label": "The path of the chosen token" });
     this.list = el("div", { class: "row" });
-    this.reading = el("section", { class: "panel", hidden: true }, this.modes, this.sum, this.list, this.tokens, this.second);
+    this.reading = el("section", { class: "panel", hidden: true }, this.modes, this.sum, this.list, this.tokens, (this.key = el("p", { class: "keyhelp" })), this.second);
     this.node = el("div", { class: "ask" }, el("div", { class: "stack" }, el("section", { class: "panel stack" }, this.text, el("div", { class: "row apart" }, el("div", { class: "row" }, this.read, this.write, this.stop), el("div", { class: "row" }, field("tokens", this.tokens_most), field("temperature", this.heat))), this.choices, this.note), this.story, this.reading), this.path);
     this.tokens.addEventListener("keydown", (e) => this.walk(e));
     this.text.addEventListener("keydown", (e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) this.trace(); });
@@ -36,7 +36,7 @@ export class AskView {
     this.known = key;
     const steps = (one) => ["best", "last", ...(one.checkpoints || []).map((n) => `step-${n}`)], name = (which) => which.replace("step-", "step ");
     fill(this.choices, field("checkpoint", choose(steps(run).map((c) => [c, name(c)]), this.checkpoint, (c) => { this.checkpoint = c; this.again(); })),
-      field("beside", choose([["", "nothing"], ...steps(run).map((c) => [`${run.id}/${c}`, `${run.name}, ${name(c)}`]), ...others.flatMap((one) => steps(one).map((c) => [`${one.id}/${c}`, `${one.name}, ${name(c)}`]))], this.other, (c) => { this.other = c; this.again(); })));
+      field("compare with", choose([["", "nothing"], ...steps(run).map((c) => [`${run.id}/${c}`, `${run.name}, ${name(c)}`]), ...others.flatMap((one) => steps(one).map((c) => [`${one.id}/${c}`, `${one.name}, ${name(c)}`]))], this.other, (c) => { this.other = c; this.again(); })));
   }
   again() { if (this.found) this.trace(); }
 
@@ -76,8 +76,10 @@ export class AskView {
       altered && el("p", { class: "sum" }, mean("with the experts below forbidden or forced", altered.loss), delta(altered.loss - trace.loss)),
       this.beside && el("p", { class: "sum" }, mean(`${this.beside.trace.run}, step ${count(this.beside.trace.step)}`, this.beside.trace.loss, this.beside.bits_per_byte), same ? delta(this.beside.trace.loss - trace.loss) : el("span", {}, " (it cuts words otherwise: compare bits a byte)")));
     fill(this.list, this.changes.map((change, i) => el("button", { class: "chip", type: "button", "aria-label": `Take back: ${change.name}`, onclick: () => { this.changes.splice(i, 1); this.trace(); } }, `${change.name} ✕`)));
-    fill(this.tokens, trace.tokens.map((token, i) => this.makeToken(token, i)));
-    this.tokens.classList.toggle("marking", !!this.marked);
+    this.nodes = trace.tokens.map((token, i) => this.makeToken(token, i));
+    fill(this.tokens, this.nodes.flatMap((node, i) => (i && trace.tokens[i].text.endsWith("\n") ? [node, el("br")] : node)));
+    this.tokens.classList.toggle("marking", !!this.marked && this.by !== "change");
+    this.key.textContent = { expert: "Under each token its first expert in every layer, from the first layer down.", loss: "Under each token its loss in nats.", change: "Under each token by how much its loss changed, in nats." }[this.by];
     fill(this.second, this.beside && !same ? [el("h3", {}, this.beside.trace.run), el("div", { class: "tokens" }, this.beside.trace.tokens.map((token, i) => el("span", { class: "token", style: { "--tint": this.tint(this.cost(this.beside.trace, i)) } }, shown(token.text))))] : null);
     this.showPath();
   }
@@ -89,11 +91,16 @@ export class AskView {
     if (this.by === "change" && change !== null) style["--tint"] = rgb(oklch(dark() ? 0.62 : 0.72, 0.15, change > 0 ? 30 : 155), Math.min(0.8, Math.abs(change) * 0.8));
     if (this.by === "change" && change !== null && Math.abs(change) > 0.05) style["--tone"] = rgb(oklch(0.62, 0.17, change > 0 ? 30 : 155));
     const marked = this.marked && this.marked.layer === this.layer && chosen.includes(this.marked.expert), cost = this.cost(this.found.trace, i);
-    return el("span", { class: "token" + (marked ? " marked" : ""), role: "option", tabIndex: i === this.selected ? 0 : -1, "aria-selected": String(i === this.selected), style, title: `loss ${loss(cost)}` + (change === null ? "" : `, change ${signed(change)}`), onclick: () => this.select(i) }, i ? shown(token.text) : "⟨start⟩");
+    return el("span", { class: "token" + (marked ? " marked" : ""), role: "option", tabIndex: i === this.selected ? 0 : -1, "aria-selected": String(i === this.selected), style, title: `loss ${loss(cost)}` + (change === null ? "" : `, change ${signed(change)}`), onclick: () => this.select(i) }, i ? token.text.replaceAll("\n", "⏎") : "⟨start⟩", this.makeFoot(token, cost, change));
   }
-  select(i) { this.selected = i; this.show(); this.tokens.children[i]?.focus(); }
+  makeFoot(token, cost, change) { // under a token: its way through the layers, from top to bottom; or its number
+    if (this.by !== "expert") { const value = this.by === "loss" ? cost : change; return el("small", {}, value === null ? NONE : this.by === "loss" ? value.toFixed(2) : Math.abs(value) < 0.005 ? "·" : signed(value, 2)); }
+    const many = token.experts.length, high = many > 12 ? 2 : 4, stops = token.experts.map((chosen, n) => `${rgb(kind(chosen[0]))} ${n * high}px ${(n + 1) * high - 1}px, transparent 0 ${(n + 1) * high}px`);
+    return many > 0 && el("i", { style: { height: `${many * high}px`, background: `linear-gradient(${stops.join()})` } });
+  }
+  select(i) { this.selected = i; this.show(); this.nodes[i]?.focus(); }
   walk(e) {
-    const many = this.tokens.children.length, to = { ArrowRight: this.selected + 1, ArrowLeft: this.selected - 1, Home: 0, End: many - 1 }[e.key];
+    const many = this.nodes.length, to = { ArrowRight: this.selected + 1, ArrowLeft: this.selected - 1, Home: 0, End: many - 1 }[e.key];
     if (e.key === "Escape") { this.marked = null; this.show(); return; }
     if (to === undefined) return;
     e.preventDefault(); this.select(Math.max(0, Math.min(many - 1, to)));

@@ -52,7 +52,7 @@ export class BranchView {
     fill(this.bar, shares.map((many, n) => el("i", { style: { width: `${(100 * many) / total}%`, background: rgb(kind(n)) } }))); this.bar.setAttribute("aria-label", words.join(", "));
     fill(this.legend, words.map((word, n) => el("li", {}, el("i", { style: { background: rgb(kind(n)) } }), word)));
     const change = now.loss - this.found.trace.loss;
-    fill(this.sum, el("b", {}, loss(now.loss)), " nats a token", this.found.altered && el("span", { class: worse(change) }, ` (${signed(change)} beside the run's own favour)`));
+    fill(this.sum, el("b", {}, loss(now.loss)), " nats a token", this.found.altered && +this.slider.value !== this.own && el("span", { class: worse(change) }, ` (${signed(change)} beside the run's own favour)`));
     fill(this.tokens, now.tokens.slice(1).map((token) => { // as strongly coloured as branches serve it
       const grown = token.experts.flat().filter((e) => this.part(e) > 0), most = grown.length ? this.part(grown[0]) : 0, share = grown.length / token.experts.flat().length;
       return el("span", { class: "token", title: `${percent(share)} by branches`, style: share ? { "--tint": rgb(kind(most), 0.12 + 0.5 * share) } : {} }, token.text.replaceAll("\n", "⏎\n"));

@@ -5,8 +5,8 @@ const LEFT = 46, RIGHT = 12, TOP = 10, BOTTOM = 24;
 
 export class Chart {
   // series: [{ name, color: [r, g, b], x, y, faint, dots, smooth, dash }]; lines: [{ y, name }] across all of it
-  constructor(title, { log = false, zero = false, wide = false, legend = true, format = short, axis = short, unit = "step" } = {}) {
-    Object.assign(this, { title, log, zero, format, axis, unit, series: [], lines: [], hidden: new Set(), range: null, cursor: null });
+  constructor(title, { log = false, zero = false, wide = false, legend = true, format = short, axis = short, unit = "step", empty = "nothing yet" } = {}) {
+    Object.assign(this, { title, log, zero, format, axis, unit, empty, series: [], lines: [], hidden: new Set(), range: null, cursor: null });
     this.canvas = el("canvas", { tabIndex: 0, role: "img", "aria-label": title, "aria-describedby": (this.hint = fresh("hint")) });
     this.at = el("span", { class: "at" });
     this.told = el("span", { class: "hush", "aria-live": "polite" });
@@ -56,6 +56,10 @@ export class Chart {
     if (!c.isConnected || !c.clientWidth) return;
     const ratio = fit(c), g = c.getContext("2d"), w = c.clientWidth, h = c.clientHeight, all = this.shown();
     g.setTransform(ratio, 0, 0, ratio, 0, 0); g.clearRect(0, 0, w, h);
+    if (!this.series.length) { // axes of nothing would say something
+      g.font = `13px ${ink("--sans")}`; g.fillStyle = ink("--faint"); g.textAlign = "center"; g.fillText(this.empty, w / 2, h / 2);
+      return this.name(null);
+    }
     const reach = [Infinity, -Infinity];
     for (const s of all) { reach[0] = Math.min(reach[0], s.x[0]); reach[1] = Math.max(reach[1], s.x[s.x.length - 1]); }
     if (!(reach[1] >= reach[0])) reach.splice(0, 2, 0, 1);
@@ -80,7 +84,7 @@ export class Chart {
       g.strokeStyle = ink("--rule"); g.beginPath(); g.moveTo(LEFT, Math.round(Y(y)) + 0.5); g.lineTo(w - RIGHT, Math.round(Y(y)) + 0.5); g.stroke();
       g.fillStyle = ink("--faint"); g.fillText(this.axis(y), LEFT - 7, Y(y));
     }
-    g.textBaseline = "alphabetic"; g.textAlign = "center";
+    g.textBaseline = "alphabetic"; g.fillText(this.unit, LEFT - 7, h - 7); g.textAlign = "center";
     for (const x of ticks(this.x0, this.x1, w / 110)) g.fillText(short(x), Math.min(w - 16, X(x)), h - 7);
     g.save(); g.beginPath(); g.rect(LEFT - 4, TOP - 4, w - LEFT - RIGHT + 8, h - TOP - BOTTOM + 8); g.clip();
     for (const l of this.lines) {
@@ -118,8 +122,8 @@ export class Chart {
   }
   name(seen) {
     const at = seen ?? this.x1, values = new Map(this.read(at).map(([s, y]) => [s.name, y]));
-    this.at.textContent = this.series.length ? (seen === null ? (this.range ? "zoomed; double click shows all" : "") : `${this.unit} ${short(Math.round(at))}`) : "nothing yet";
-    this.canvas.setAttribute("aria-label", `${this.title}: ` + ([...values].map(([n, y]) => `${n} ${this.format(y)}`).join(", ") || "nothing yet") + (this.series.length ? ` at ${this.unit} ${short(Math.round(at))}` : "") + this.lines.map((l) => `; ${l.name} ${this.format(l.y)}`).join(""));
+    this.at.textContent = this.series.length ? (seen === null ? (this.range ? "zoomed; double click shows all" : "") : `${this.unit} ${short(Math.round(at))}`) : "";
+    this.canvas.setAttribute("aria-label", `${this.title}: ` + ([...values].map(([n, y]) => `${n} ${this.format(y)}`).join(", ") || this.empty) + (this.series.length ? ` at ${this.unit} ${short(Math.round(at))}` : "") + this.lines.map((l) => `; ${l.name} ${this.format(l.y)}`).join(""));
     const names = this.series.map((s) => s.name).join("\n");
     if (names !== this.names) {
       this.names = names;

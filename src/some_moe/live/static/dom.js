@@ -49,8 +49,8 @@ export function oklch(l, c, h) {
     .map((v) => Math.round(255 * Math.min(1, Math.max(0, v <= 0.0031308 ? 12.92 * v : 1.055 * v ** (1 / 2.4) - 0.055))));
 }
 const HUES = [262, 45, 155, 350, 95, 205, 315, 25, 125, 235, 290, 70];
-export const kind = (i) => (i < 0 ? (dark() ? [110, 116, 128] : [170, 170, 165]) : oklch(dark() ? 0.76 : 0.58, 0.14, i < HUES.length ? HUES[i] : (i * 137.5 + 20) % 360));
-export const ramp = (t) => oklch(dark() ? 0.5 + 0.4 * t : 0.72 - 0.3 * t, 0.06 + 0.1 * t, 262 - 215 * t); // from cool to warm
+export const kind = (i, night = dark()) => (i < 0 ? (night ? [110, 116, 128] : [170, 170, 165]) : oklch(night ? 0.76 : 0.58, 0.14, i < HUES.length ? HUES[i] : (i * 137.5 + 20) % 360));
+export const ramp = (t) => oklch(0.5 + 0.4 * t, 0.06 + 0.1 * t, 262 - 215 * t); // from cool to warm, at night
 export const depth = (i, n) => oklch(dark() ? 0.74 : 0.55, 0.13, 262 - (n > 1 ? (230 * i) / (n - 1) : 0)); // first to last layer
 export const rgb = ([r, g, b], alpha = 1) => `rgb(${r} ${g} ${b} / ${alpha})`;
 

@@ -1,56 +1,85 @@
 // The galaxy: every key of every layer as a point on a map that stays, so that what moves is the keys.
 import { Chart } from "./chart.js";
 import { ask, askJson } from "./net.js";
-import { choose, count, dark, el, field, fill, fit, ink, kind, percent, ramp, rgb, short, still } from "./dom.js";
+import { choose, count, el, field, fill, fit, ink, kind, percent, ramp, rgb, still } from "./dom.js";
 
 const VERTEX = `#version 300 es
-in vec4 before, after; in vec3 tone; uniform float t, ratio, size; uniform vec4 cell; uniform vec2 screen; uniform int picked;
-out vec3 colour; out float glow, ring;
+in vec4 before, after; in vec3 tone; uniform float t, ratio, size, spread; uniform vec4 cell; uniform vec2 screen;
+out vec3 colour; out float glow, core;
 void main() {
   vec3 key = mix(before.xyz, after.xyz, t);
   vec2 place = (cell.xy + key.xy * cell.z) / screen * 2.0 - 1.0;
   gl_Position = vec4(place.x, -place.y, 0, 1);
-  glow = after.w * (1.0 - t) * 1.4; ring = gl_VertexID == picked ? 1.0 : 0.0;
-  gl_PointSize = ratio * (size * (0.55 + 1.15 * sqrt(clamp(key.z, 0.0, 9.0))) + 16.0 * glow + 10.0 * ring);
-  colour = tone;
+  glow = after.w * (1.0 - t) * 1.4;
+  float width = size * (0.55 + 1.15 * sqrt(clamp(key.z, 0.0, 9.0)));
+  gl_PointSize = ratio * (width * spread + 20.0 * glow);
+  core = ratio * width / gl_PointSize; colour = tone;
 }`;
 const FRAGMENT = `#version 300 es
-precision mediump float; in vec3 colour; in float glow, ring; uniform float night; out vec4 pixel;
+precision mediump float; in vec3 colour; in float glow, core; out vec4 pixel;
 void main() {
-  float r = length(gl_PointCoord - 0.5) * 2.0;
-  float body = ring > 0.5 ? smoothstep(0.52, 0.42, r) + smoothstep(0.72, 0.8, r) * smoothstep(1.0, 0.9, r) : smoothstep(1.0, 0.72, r);
-  float halo = glow > 0.01 ? smoothstep(1.0, 0.0, r) * min(glow, 1.0) : 0.0;
-  vec3 flash = mix(vec3(0.85, 0.35, 0.0), vec3(1.0, 0.9, 0.6), night);
-  float alpha = max(body * (ring > 0.5 ? 1.0 : 0.82), halo);
-  pixel = vec4(mix(colour, flash, halo) * alpha, alpha);
+  float r = length(gl_PointCoord - 0.5) * 2.0, dim = max(0.0, 1.0 - r);
+  float body = 0.88 * smoothstep(core, core * 0.72, r), halo = core < 0.95 ? 0.5 * dim * dim : 0.0, flash = min(glow, 1.0) * dim;
+  pixel = vec4(mix(colour, vec3(1.0, 0.93, 0.7), flash) * max(body, halo + flash), body + 0.4 * flash); // light adds up
 }`;
+// Where each key came from: of every segment two ends, of which the newest moves along with its key.
+const TRAIL_VERTEX = `#version 300 es
+in vec4 ends; in float fade; in vec3 tone; uniform float t; uniform vec4 cell; uniform vec2 screen; out vec4 colour;
+void main() {
+  vec2 key = fade < 0.0 ? mix(ends.zw, ends.xy, t) : ends.xy, place = (cell.xy + key * cell.z) / screen * 2.0 - 1.0;
+  gl_Position = vec4(place.x, -place.y, 0, 1); colour = vec4(tone * abs(fade), 0.0);
+}`;
+const TRAIL_FRAGMENT = `#version 300 es
+precision mediump float; in vec4 colour; out vec4 pixel; void main() { pixel = colour; }`;
+const TRAIL = 12, TRAIL_POINTS = 4096; // snapshots that are seen behind a key, and keys up to which they are
+
+const WORDS = { adj: "adjectives", adv: "adverbs", conj: "conjunctions", det: "determiners", noun: "nouns", num: "numbers", prep: "prepositions", pron: "pronouns", propn: "names", punct: "punctuation", verb: "verbs" };
+const spell = (name) => WORDS[name] || name;
 
 class Stars { // the drawing: two frames in two buffers, mixed by time in the vertex shader
   constructor(canvas) {
     this.canvas = canvas;
     const gl = (this.gl = canvas.getContext("webgl2", { antialias: true, premultipliedAlpha: true }));
     if (!gl) { this.flat = canvas.getContext("2d"); return; }
-    const make = (type, text) => { const shader = gl.createShader(type); gl.shaderSource(shader, text); gl.compileShader(shader); return shader; };
-    const program = (this.program = gl.createProgram());
-    gl.attachShader(program, make(gl.VERTEX_SHADER, VERTEX)); gl.attachShader(program, make(gl.FRAGMENT_SHADER, FRAGMENT)); gl.linkProgram(program);
-    if (!gl.getProgramParameter(program, gl.LINK_STATUS)) { this.gl = null; return; }
-    gl.useProgram(program);
-    this.at = Object.fromEntries(["t", "ratio", "size", "cell", "screen", "picked", "night"].map((name) => [name, gl.getUniformLocation(program, name)]));
-    this.buffers = Object.fromEntries([["before", 4, gl.FLOAT], ["after", 4, gl.FLOAT], ["tone", 3, gl.UNSIGNED_BYTE]].map(([name, width, type]) => {
+    this.points = this.compile(VERTEX, FRAGMENT, ["t", "ratio", "size", "cell", "screen", "spread"], { before: [4, gl.FLOAT], after: [4, gl.FLOAT], tone: [3, gl.UNSIGNED_BYTE] });
+    this.lines = this.compile(TRAIL_VERTEX, TRAIL_FRAGMENT, ["t", "cell", "screen"], { ends: [4, gl.FLOAT], fade: [1, gl.FLOAT], tone: [3, gl.UNSIGNED_BYTE] });
+    gl.enable(gl.BLEND); gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
+  }
+  compile(vertex, fragment, uniforms, attributes) {
+    const gl = this.gl, program = gl.createProgram(), array = gl.createVertexArray();
+    for (const [type, text] of [[gl.VERTEX_SHADER, vertex], [gl.FRAGMENT_SHADER, fragment]]) { const shader = gl.createShader(type); gl.shaderSource(shader, text); gl.compileShader(shader); gl.attachShader(program, shader); }
+    gl.linkProgram(program);
+    gl.bindVertexArray(array);
+    const buffers = Object.fromEntries(Object.entries(attributes).map(([name, [width, type]]) => {
       const buffer = gl.createBuffer(), place = gl.getAttribLocation(program, name);
       gl.bindBuffer(gl.ARRAY_BUFFER, buffer); gl.enableVertexAttribArray(place); gl.vertexAttribPointer(place, width, type, type !== gl.FLOAT, 0, 0);
       return [name, buffer];
     }));
-    gl.enable(gl.BLEND); gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
+    return { program, array, buffers, at: Object.fromEntries(uniforms.map((name) => [name, gl.getUniformLocation(program, name)])) };
   }
-  load(name, data) { this[name] = data; if (this.gl) { this.gl.bindBuffer(this.gl.ARRAY_BUFFER, this.buffers[name]); this.gl.bufferData(this.gl.ARRAY_BUFFER, data, this.gl.DYNAMIC_DRAW); } }
-  draw({ t, size, cells, experts, picked }) { // cells: [layer, x, y, scale] in pixels of the page
+  fill(buffer, data) { this.gl.bindBuffer(this.gl.ARRAY_BUFFER, buffer); this.gl.bufferData(this.gl.ARRAY_BUFFER, data, this.gl.DYNAMIC_DRAW); }
+  load(name, data) { this[name] = data; if (this.gl) this.fill(this.points.buffers[name], data); }
+  trace(past) { // past: frames, the newest first; the first of them is the one that is shown
+    this.segments = Math.max(0, past.length - 1);
+    if (!this.gl || !this.segments) return;
+    const many = past[0].length / 4, ends = new Float32Array(8 * many * this.segments), fade = new Float32Array(2 * many * this.segments), tone = new Uint8Array(6 * many * this.segments);
+    for (let i = 0, at = 0; i < many; i++) for (let k = 0; k < this.segments; k++) for (const [frame, old] of [[past[k], k], [past[k + 1], k + 1]]) {
+      ends.set([frame[4 * i], frame[4 * i + 1], past[1][4 * i], past[1][4 * i + 1]], 4 * at);
+      fade[at] = (old ? 1 : -1) * 0.75 * (1 - old / (TRAIL + 1)) ** 1.5; tone.set(this.tone.subarray(3 * i, 3 * i + 3), 3 * at); at++;
+    }
+    for (const [name, data] of Object.entries({ ends, fade, tone })) this.fill(this.lines.buffers[name], data);
+  }
+  draw({ t, size, cells, experts }) { // cells: [layer, x, y, scale] in pixels of the page
     const ratio = fit(this.canvas), gl = this.gl, w = this.canvas.clientWidth, h = this.canvas.clientHeight;
     if (!this.after || !this.tone) return;
     if (gl) {
       gl.viewport(0, 0, this.canvas.width, this.canvas.height); gl.clearColor(0, 0, 0, 0); gl.clear(gl.COLOR_BUFFER_BIT);
-      gl.uniform1f(this.at.t, t); gl.uniform1f(this.at.ratio, ratio); gl.uniform1f(this.at.size, size); gl.uniform2f(this.at.screen, w, h); gl.uniform1i(this.at.picked, picked); gl.uniform1f(this.at.night, dark() ? 1 : 0);
-      for (const [layer, x, y, scale] of cells) { gl.uniform4f(this.at.cell, x, y, scale, 0); gl.drawArrays(gl.POINTS, layer * experts, experts); }
+      for (const { program, array, at } of this.segments ? [this.lines, this.points] : [this.points]) {
+        gl.useProgram(program); gl.bindVertexArray(array); gl.uniform1f(at.t, t); gl.uniform2f(at.screen, w, h);
+        if (at.size) { gl.uniform1f(at.ratio, ratio); gl.uniform1f(at.size, size); gl.uniform1f(at.spread, size > 3 ? 2.4 : 1); }
+        const each = at.size ? experts : 2 * this.segments * experts;
+        for (const [layer, x, y, scale] of cells) { gl.uniform4f(at.cell, x, y, scale, 0); gl.drawArrays(at.size ? gl.POINTS : gl.LINES, layer * each, each); }
+      }
       return;
     }
     const g = this.flat;
@@ -58,7 +87,7 @@ class Stars { // the drawing: two frames in two buffers, mixed by time in the ve
     g.setTransform(ratio, 0, 0, ratio, 0, 0); g.clearRect(0, 0, w, h);
     for (const [layer, x, y, scale] of cells) for (let i = layer * experts; i < (layer + 1) * experts; i++) {
       const mix = (k) => this.before[4 * i + k] * (1 - t) + this.after[4 * i + k] * t, r = (size * (0.55 + 1.15 * Math.sqrt(Math.min(9, mix(2))))) / 2 + 8 * this.after[4 * i + 3] * (1 - t);
-      g.fillStyle = rgb([this.tone[3 * i], this.tone[3 * i + 1], this.tone[3 * i + 2]], 0.82); g.beginPath(); g.arc(x + mix(0) * scale, y + mix(1) * scale, i === picked ? r + 3 : r, 0, 7); g.fill();
+      g.fillStyle = rgb([this.tone[3 * i], this.tone[3 * i + 1], this.tone[3 * i + 2]], 0.82); g.beginPath(); g.arc(x + mix(0) * scale, y + mix(1) * scale, r, 0, 7); g.fill();
     }
   }
 }
@@ -90,7 +119,7 @@ export class GalaxyView {
   get steps() { return this.run.snapshots || []; }
   leave() { this.playing = false; this.controls(); }
   close() { this.playing = false; this.gone = true; }
-  recolour() { this.paint(); this.draw(); }
+  recolour() { this.draw(); }
 
   update() {
     const run = this.run, key = `${run.layers}:${run.branches.length}:${!!this.insight}:${this.insight?.communities.length}`;
@@ -142,11 +171,17 @@ export class GalaxyView {
     this.stars.load("before", same && !at_once ? this.now() : next);
     this.stars.load("after", next);
     if (this.stars.tone?.length !== (next.length / 4) * 3 || this.by === "use") this.paint();
+    this.past = []; this.stars.trace([]); this.trace(turn);
     this.began = performance.now(); this.t = same && !at_once && !still() ? 0 : 1;
     this.controls(); this.draw();
     if (this.pinned) this.fetchCard();
     for (const ahead of [1, 2]) if (this.playing && this.place + ahead < this.steps.length) this.frame(this.place + ahead).catch(() => {});
     return true;
+  }
+  async trace(turn) { // the way that the keys came, as soon as it is known
+    if (this.run.layers * this.run.experts > TRAIL_POINTS || !this.stars.gl) return;
+    const past = await Promise.all(Array.from({ length: Math.min(TRAIL, this.place) + 1 }, (_, back) => this.frame(this.place - back))).catch(() => []);
+    if (turn === this.turn && !this.gone) { this.past = past; this.stars.trace(past); this.draw(); }
   }
   now() { // where the points are at this moment of their movement
     const { before, after } = this.stars, t = this.ease();
@@ -176,19 +211,20 @@ export class GalaxyView {
   render() {
     if (!this.canvas.isConnected || !this.sky.clientWidth || !this.run) return;
     if (this.t < 1) this.t = Math.min(1, (performance.now() - this.began) / 560);
-    const cells = this.cells(), experts = this.run.experts, size = Math.max(2.2, Math.min(11, (1.1 * cells[0][3]) / this.zoom / Math.sqrt(experts))) * Math.min(2.4, Math.sqrt(this.zoom));
-    const picked = this.picked ? this.picked.layer * experts + this.picked.expert : -1;
-    this.stars.draw({ t: this.ease(), size, cells, experts, picked });
+    const cells = this.cells(), experts = this.run.experts, size = Math.max(2.2, Math.min(12, (1.1 * cells[0][3]) / this.zoom / Math.sqrt(experts))) * Math.min(2.4, Math.sqrt(this.zoom));
+    this.stars.draw({ t: this.ease(), size, cells, experts });
     const ratio = fit(this.over), g = this.over.getContext("2d");
     g.setTransform(ratio, 0, 0, ratio, 0, 0); g.clearRect(0, 0, this.over.clientWidth, this.over.clientHeight); g.font = `12px ${ink("--sans")}`; g.textAlign = "center";
     for (const [layer, x, y, scale] of cells) {
-      g.strokeStyle = ink("--rule"); g.lineWidth = 1; g.beginPath(); g.arc(x, y, scale * 1.12, 0, 7); g.stroke();
-      g.fillStyle = ink("--faint"); g.fillText(`layer ${layer}`, x, y - scale * 1.12 + (scale > 60 ? -5 : 10));
+      g.strokeStyle = "rgb(255 255 255 / 0.1)"; g.lineWidth = 1; g.beginPath(); g.arc(x, y, scale * 1.12, 0, 7); g.stroke();
+      g.fillStyle = "rgb(214 220 235 / 0.8)"; g.fillText(`layer ${layer}`, x, y - scale * 1.12 + (scale > 60 ? -5 : 10));
     }
-    if (this.picked && this.neighbours?.length && this.stars.after) {
-      const from = this.where(this.picked.layer, this.picked.expert, cells);
-      g.strokeStyle = rgb(kind(0), 0.55);
-      for (const [other] of this.neighbours) { const to = this.where(this.picked.layer, other, cells); if (from && to) { g.beginPath(); g.moveTo(...from); g.lineTo(...to); g.stroke(); } }
+    const from = this.picked && this.where(this.picked.layer, this.picked.expert, cells);
+    if (from) {
+      const use = this.stars.after[4 * (this.picked.layer * experts + this.picked.expert) + 2];
+      g.strokeStyle = "#fff"; g.lineWidth = 1.5; g.beginPath(); g.arc(...from, (size * (0.55 + 1.15 * Math.sqrt(Math.min(9, use)))) / 2 + 4, 0, 7); g.stroke();
+      g.strokeStyle = "rgb(255 255 255 / 0.35)"; g.lineWidth = 1;
+      for (const [other] of this.neighbours || []) { const to = this.where(this.picked.layer, other, cells); if (from && to) { g.beginPath(); g.moveTo(...from); g.lineTo(...to); g.stroke(); } }
     }
     if (this.t < 1) this.draw();
   }
@@ -207,15 +243,15 @@ export class GalaxyView {
       if (this.by === "use") colour = ramp(Math.min(1, Math.sqrt((frame?.[4 * i + 2] ?? 1) / 3)));
       else {
         const n = this.by === "layer" ? layer : this.by === "branch" ? bounds.findIndex((end) => e < end) : this.by === "class" ? this.insight.kinds[layer]?.[e] ?? -1 : this.insight.communities[layer]?.[e] ?? -1;
-        colour = kind(n);
-        const name = n < 0 ? "not seen at work" : this.by === "layer" ? `layer ${n}` : this.by === "branch" ? run.branches[n].name : this.by === "class" ? this.insight.classes[n] : `community ${n + 1}`;
+        colour = kind(n, true);
+        const name = n < 0 ? "not seen at work" : this.by === "layer" ? `layer ${n}` : this.by === "branch" ? run.branches[n].name : this.by === "class" ? spell(this.insight.classes[n]) : `community ${n + 1}`;
         legend.set(name, [n, (legend.get(name)?.[1] || 0) + 1]);
       }
       tone.set(colour, 3 * i);
     }
-    this.stars.load("tone", tone);
-    const items = this.by === "use" ? [["hardly used", ramp(0.1)], ["a fair share", ramp(Math.sqrt(1 / 3))], ["three shares and more", ramp(1)]] : [...legend].sort((a, b) => a[1][0] - b[1][0]).slice(0, 16).map(([name, [n, many]]) => [`${name.trim() || "space"} (${count(many)})`, kind(n)]);
-    fill(this.legend, items.map(([name, colour]) => el("li", {}, el("i", { style: { background: rgb(colour) } }), name)), el("li", {}, "larger: used more"), run.respawns_possible && el("li", {}, "a flash: respawned"));
+    this.stars.load("tone", tone); this.stars.trace(this.past || []);
+    const items = this.by === "use" ? [["hardly used", ramp(0.1)], ["a fair share", ramp(Math.sqrt(1 / 3))], ["three shares and more", ramp(1)]] : [...legend].sort((a, b) => a[1][0] - b[1][0]).slice(0, 16).map(([name, [n, many]]) => [`${name.trim() || "space"} (${count(many)})`, kind(n, true)]);
+    fill(this.legend, items.map(([name, colour]) => el("li", {}, el("i", { style: { background: rgb(colour) } }), name)), el("li", {}, "larger: used more"), this.stars.gl && layers * experts <= TRAIL_POINTS && this.steps.length > 1 && el("li", {}, "tail: where it came from"), run.respawns_possible && el("li", {}, "a flash: respawned"));
   }
 
   // --- pointing --------------------------------------------------------------------------------------------------
@@ -284,11 +320,11 @@ export class GalaxyView {
     this.shown = found;
     if (!found) { fill(this.card, el("h2", {}, "Point at a key"), el("p", { class: "note" }, "Each point is an expert, placed where its key is. Keys that lie together are chosen by like tokens.")); return; }
     const { layer, expert } = found, tags = [];
-    if (this.insight) { const n = this.insight.kinds[layer]?.[expert], c = this.insight.communities[layer]?.[expert]; if (n >= 0) tags.push(`mostly ${this.insight.classes[n]}`); if (c >= 0) tags.push(`community ${c + 1}`); }
+    if (this.insight) { const n = this.insight.kinds[layer]?.[expert], c = this.insight.communities[layer]?.[expert]; if (n >= 0) tags.push(`mostly ${spell(this.insight.classes[n])}`); if (c >= 0) tags.push(`community ${c + 1}`); }
     const chart = found.load?.length > 1 ? (this.load ||= new Chart("Load over time", { zero: true, legend: false })) : null;
     fill(this.card, el("div", { class: "row apart" }, el("h2", {}, `Expert ${expert}, layer ${layer}`), this.pinned && el("button", { class: "plain", type: "button", onclick: () => { this.pinned = false; this.pick(null); } }, "let go")),
       found.error && el("p", { class: "note bad" }, found.error),
-      el("p", { class: "note" }, `${short(found.load?.at(-1)?.[1])} times a fair share of the load` + (tags.length ? `; ${tags.join(", ")}` : "") + (found.served !== undefined ? `; served ${percent(found.served / Math.max(1, found.of))} of the tokens that were read` : "") + "."),
+      el("p", { class: "note" }, `${(found.load?.at(-1)?.[1] ?? NaN).toFixed(2)} times a fair share of the load` + (tags.length ? `; ${tags.join(", ")}` : "") + (found.served !== undefined ? `; served ${percent(found.served / Math.max(1, found.of))} of the tokens that were read` : "") + "."),
       found.words?.length ? [el("h3", {}, "Its words"), el("ul", { class: "words" }, found.words.map((w) => el("li", {}, w.text || "␣", el("small", {}, count(w.count))))), found.contexts.map((q) => el("p", { class: "quote" }, "… ", q.before, el("mark", {}, q.word), q.after, " …"))] : found.words && el("p", { class: "note" }, "No token that was read chose it."),
       found.neighbours && [el("h3", {}, "Nearest keys"), el("div", { class: "row" }, found.neighbours.map(([other, near]) => el("button", { class: "chip", type: "button", onclick: () => { this.pinned = true; this.pick({ layer, expert: other }); } }, String(other), el("small", {}, near.toFixed(2)))))],
       chart && el("div", { class: "small" }, chart.node));

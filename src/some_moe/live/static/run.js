@@ -8,6 +8,8 @@ import { choose, count, depth, duration, el, field, fill, kind, loss, NONE, shor
 
 const TABS = { curves: "Curves", galaxy: "Galaxy", ask: "Ask the model", samples: "Samples", branches: "Branches", settings: "Settings" };
 
+const AT_EVALUATION = "comes with the first evaluation";
+
 export class RunView {
   constructor(id, log, tab) {
     Object.assign(this, { id, log, parts: {} });
@@ -23,7 +25,7 @@ export class RunView {
   recolour() { for (const part of Object.values(this.parts)) part.recolour?.(); }
   available() {
     const run = this.run || {};
-    return Object.keys(TABS).filter((tab) => ({ galaxy: run.has_keys, ask: run.checkpoints?.length, branches: run.branches?.length })[tab] ?? !["galaxy", "ask", "branches"].includes(tab));
+    return Object.keys(TABS).filter((tab) => ({ curves: run.state !== "merged", samples: run.state !== "merged", galaxy: run.has_keys, ask: run.checkpoints?.length, branches: run.branches?.length })[tab] ?? !["galaxy", "ask", "branches"].includes(tab));
   }
   show(tab) {
     const next = TABS[tab] ? tab : "curves";
@@ -48,13 +50,13 @@ export class RunView {
       ["Step", count(run.step), run.steps ? `of ${count(run.steps)}` : ""], ["Training loss", loss(run.train_loss), "nats a token"],
       ["Validation loss", loss(run.val_loss), Number.isFinite(best) ? `best ${loss(best)}` : "not measured yet"],
       ...(run.test_loss ? [["Test loss", loss(run.test_loss), "at the best step"]] : []),
-      ["Tokens a second", count(run.tokens_per_second), `${short(run.tokens)} tokens so far`],
+      ["Tokens/s", count(run.tokens_per_second), `${short(run.tokens)} so far`],
       ...(run.state === "training" ? [["Time left", duration(run.seconds_left), "at the speed so far"]] : []),
       ["Experts", run.has_experts ? count(run.experts) : NONE, run.has_experts ? `${run.layers} layers, ${run.top_k} a token` : "a dense model"],
     ];
-    fill(this.numbers, numbers.map(([name, value, under]) => el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, value, el("small", {}, under)))));
+    fill(this.numbers, (run.state === "merged" ? [] : numbers).map(([name, value, under]) => el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, value, el("small", {}, under)))));
     const tabs = this.available();
-    if (!tabs.includes(this.tab)) this.tab = "curves";
+    if (!tabs.includes(this.tab)) this.tab = tabs.includes("branches") && run.state === "merged" ? "branches" : tabs[0];
     const key = tabs.join() + this.tab;
     if (key !== this.shown) {
       this.shown = key;
@@ -69,10 +71,10 @@ export class RunView {
 class Curves {
   constructor(view) {
     this.view = view;
-    this.loss = new Chart("Loss", { wide: true, format: loss });
+    this.loss = new Chart("Loss in nats a token", { wide: true, format: loss });
     this.charts = {
-      gini: new Chart("Gini of the load, by layer", { zero: true }), entropy_bits: new Chart("Entropy of the load in bits, by layer"),
-      experts_used: new Chart("Experts used, by layer", { zero: true }), respawns: new Chart("Respawns so far, by layer", { zero: true }),
+      gini: new Chart("Gini of the load, by layer", { zero: true }), entropy_bits: new Chart("Entropy of the load in bits, by layer", { empty: AT_EVALUATION }),
+      experts_used: new Chart("Experts used, by layer", { zero: true, empty: AT_EVALUATION }), respawns: new Chart("Respawns so far, by layer", { zero: true }),
       gradient_norm: new Chart("Gradient norm"), tokens_per_second: new Chart("Tokens a second"), learning_rate: new Chart("Learning rate", { zero: true }),
     };
     this.node = el("div", { class: "charts" }, this.loss.node, Object.values(this.charts).map((chart) => chart.node));
@@ -123,7 +125,7 @@ class Settings {
     const others = [...store.runs.values()].filter((run) => run.id !== this.view.id), key = others.map((run) => run.id + run.name).join();
     if (key !== this.known) {
       this.known = key;
-      fill(this.pick, field("beside", choose([["", "nothing"], ...others.map((run) => [run.id, run.name])], this.against, (id) => { this.against = id; this.asked = ""; this.update(); })));
+      fill(this.pick, field("compare with", choose([["", "nothing"], ...others.map((run) => [run.id, run.name])], this.against, (id) => { this.against = id; this.asked = ""; this.update(); })));
     }
     if (this.asked === this.view.id + this.against) return;
     this.asked = this.view.id + this.against;

@@ -3,14 +3,15 @@ import { Chart, spark } from "./chart.js";
 import { askJson, place, store } from "./net.js";
 import { count, duration, el, fill, kind, loss, NONE, rgb } from "./dom.js";
 
-const STATES = ["training", "finished", "merged", "killed", "failed", "damaged", "gone"];
+const STATES = ["training", "finished", "merged", "pruned", "killed", "failed", "damaged", "gone"];
+const JOBS = ["done", "running", "pruned", "interrupted", "failed"];
 const MOST_SHOWN = 12, AGAIN_MS = 1500;
 
 export class RunsView {
   constructor() {
     this.words = ""; this.state = ""; this.what = "val";
     this.chosen = new Set(); this.touched = false; this.rows = new Map(); this.curves = new Map();
-    this.chart = new Chart("Loss", { wide: true, format: loss });
+    this.chart = new Chart("Loss in nats a token", { wide: true, format: loss });
     this.head = el("p", { class: "lead", role: "status" });
     this.list = el("ul", { class: "runs", "aria-label": "Runs" });
     this.queues = el("div", { class: "stack" });
@@ -59,7 +60,7 @@ export class RunsView {
       box.checked = this.chosen.has(r.id);
       link.textContent = r.name; badge.textContent = r.state; badge.className = `badge ${r.state}`;
       under.textContent = [r.folder, r.experiment && `repeats ${r.experiment}`, r.note].filter(Boolean).join(" · ");
-      bar.hidden = !r.steps; bar.value = r.steps ? Math.min(1, (r.step || 0) / r.steps) : 0;
+      bar.hidden = steps.hidden = !r.steps; bar.value = r.steps ? Math.min(1, (r.step || 0) / r.steps) : 0;
       bar.setAttribute("aria-label", `${r.name}: step ${count(r.step)} of ${count(r.steps)}`);
       steps.textContent = `step ${count(r.step)}` + (r.steps ? ` of ${count(r.steps)}` : "") + (r.seconds_left ? ` · about ${duration(r.seconds_left)} left` : "");
       fill(val, loss(r.val_loss), el("small", {}, "validation")); fill(train, loss(r.train_loss), el("small", {}, "training"));
@@ -72,8 +73,12 @@ export class RunsView {
       const known = this.curves.get(run.id), now = Date.now();
       if (known && (known.size === run.size || now - known.at < AGAIN_MS)) continue;
       this.curves.set(run.id, { ...(known || { train: [], val: [] }), size: run.size, at: now });
-      askJson(`/runs/${run.id}/curve`).then((found) => { Object.assign(this.curves.get(run.id), found); this.sparkle(run.id); this.picked ? this.draw() : this.show([...this.curves.values()].some((one) => one.val.length > 1) ? "val" : "train"); }, () => {});
+      askJson(`/runs/${run.id}/curve`).then((found) => { Object.assign(this.curves.get(run.id), found); this.sparkle(run.id); this.picked ? this.draw() : this.show(this.usual()); }, () => {});
     }
+  }
+  usual() { // validation, unless a run that trains was not measured twice yet: then nothing of it would be seen
+    const few = ([id, curve]) => curve.val.length < 2 && store.runs.get(id)?.state === "training", all = [...this.curves];
+    return all.some(([, curve]) => curve.val.length > 1) && !all.some(few) ? "val" : "train";
   }
   sparkle(id) {
     const row = this.rows.get(id), curve = this.curves.get(id);
@@ -93,11 +98,13 @@ export class RunsView {
     const text = JSON.stringify(store.queues);
     if (text === this.drawn) return;
     this.drawn = text;
-    fill(this.queues, store.queues.map(({ folder, jobs }) => {
-      const by = (state) => jobs.filter((job) => job.state === state), parts = ["done", "running", "interrupted", "failed", "waiting"].filter((s) => by(s).length);
-      const words = parts.map((s) => `${by(s).length} ${s}`).join(", ");
-      return el("section", { class: "panel" }, el("h2", {}, `Queue in ${folder}`), el("div", { class: "queue", role: "img", "aria-label": words }, parts.filter((s) => s !== "waiting").map((s) => el("i", { class: s, style: { width: `${(100 * by(s).length) / jobs.length}%` } }))), el("p", { class: "note" }, `${jobs.length} jobs: ${words}.`),
-        by("failed").map((job) => el("p", { class: "note bad" }, `${job.name}: ${job.reason || NONE}`)));
+    fill(this.queues, store.queues.map(({ folder, kind: what, total, jobs, best }) => {
+      const by = (state) => jobs.filter((job) => job.state === state), many = { ...Object.fromEntries(JOBS.map((s) => [s, by(s).length])), waiting: total - jobs.length + by("waiting").length };
+      const parts = [...JOBS, "waiting"].filter((s) => many[s]), words = parts.map((s) => `${count(many[s])} ${s}`).join(", "), run = best && [...store.runs.values()].find((r) => r.folder === `${folder}/${best.name}`);
+      return el("section", { class: "panel" }, el("h2", {}, `${what === "sweep" ? "Sweep" : "Queue"} in ${folder}`), el("div", { class: "queue", role: "img", "aria-label": words }, parts.filter((s) => s !== "waiting").map((s) => el("i", { class: s, style: { width: `${(100 * many[s]) / total}%` } }))),
+        el("ul", { class: "legend" }, parts.map((s) => el("li", {}, el("i", { class: s }), `${count(many[s])} ${s}`)), el("li", {}, `of ${count(total)} ${what === "sweep" ? "trials" : "jobs"}`)),
+        best && el("p", { class: "note" }, "Best so far: ", run ? el("a", { href: `#/run/${run.id}` }, best.name) : best.name, `, ${best.metric} ${loss(best.value)} with `, el("code", {}, best.settings)),
+        by("failed").slice(0, 20).map((job) => el("p", { class: "note bad" }, `${job.name}: ${job.reason || NONE}`)));
     }));
   }
 }
