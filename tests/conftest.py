@@ -1,6 +1,8 @@
 """What all tests share: tests that need a GPU or a browser are skipped with a sentence where there is none."""
 
 import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,22 @@ torch.set_num_threads(1)
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+# WebGL without a graphics card; nothing of the browser's own calls home.
+BROWSER = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
+           "--disable-background-networking", "--disable-component-update", "--disable-sync",
+           "--no-first-run")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One for all tests of a process: playwright cannot be started twice in one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    with playwright.sync_playwright() as engine:
+        opened = engine.chromium.launch(executable_path=CHROMIUM, args=list(BROWSER))
+        yield opened
+        opened.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,5 @@
 """The animation as a reader meets it: it plays, stops, follows an expert, and fits a phone by day and by night."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,15 +38,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = render_movement("a <b>run</b>", data)
     path.write_text(text, encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[playwright.Browser]":
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-    with playwright.sync_playwright() as engine:
-        opened = engine.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(params=[(360, "light"), (360, "dark"), (1200, "light")], ids=["phone", "phone-by-night", "desk"])

@@ -17,18 +17,6 @@ NASTY = "<script>alert(1)</script>"
 NAME = "<script>alert(1)<script>"
 TEXT = f"Once upon a time there was a cat. {NASTY} The cat\nsaid: no & yes."
 PAGES = ("report", "trace", "comparison")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-first-run")  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator["playwright.Browser"]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    place = next(filter(None, map(shutil.which, names)))
-    with playwright.sync_playwright() as engine:
-        opened = engine.chromium.launch(executable_path=place, args=list(QUIET))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="session")

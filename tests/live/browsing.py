@@ -1,28 +1,11 @@
 """The page in a real browser: it must open and leave without a complaint, and ask nobody but its own server."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.live.folders import Served
-
-# WebGL without a graphics card; nothing of the browser's own calls home.
-ARGUMENTS = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             "--no-first-run")  # fmt: skip
-
-
-@contextmanager
-def launched() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    place = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-    with sync_playwright() as engine:
-        opened = engine.chromium.launch(executable_path=place, args=list(ARGUMENTS))
-        yield opened
-        opened.close()
+from tests.live.folders import Served, share
 
 
 @contextmanager
@@ -34,7 +17,7 @@ def opened(
     complaints: list[str] = []
     requests: list[str] = []
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, has_touch=touch)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(share(10_000))
     page = context.new_page()
     if script:
         page.add_init_script(script)
@@ -55,7 +38,7 @@ def opened(
 
 def until(page: Any, expression: str, timeout: int = 10_000) -> None:
     """Wait until something holds in the page; its policy lets no string be run as code, but for the tester's own."""
-    end = time.monotonic() + timeout / 1000
+    end = time.monotonic() + share(timeout / 1000)
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"it did not come to be within {timeout} ms: {expression}"
         page.wait_for_timeout(25)

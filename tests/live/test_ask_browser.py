@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.browsing import launched, opened, until
+from tests.live.browsing import opened, until
 from tests.live.folders import Served, watching
 
 pytest.importorskip("starlette", reason="needs the extra live")
@@ -16,12 +16,6 @@ pytest.importorskip("playwright.sync_api", reason="needs the package playwright"
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 LONG = 30_000  # the first question loads torch and the model
 SENTENCE = "Once upon a time there was a cat."
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +31,7 @@ def grown(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [json.dumps({"text": f"The court finds that clause {n} applies. Notice in writing."}) for n in range(40)]
     (folder / "law.jsonl").write_text("\n".join(texts), encoding="utf-8")
     some_moe.grow(folder / "tiny", data=folder / "law.jsonl", out=folder / "law", steps=2, experts=4)
+    some_moe.merge([folder / "law"], out=folder / "merged")
     twin = ["train", "--preset", "smoke", "--name", "twin", "--out", str(folder / "twin"), "--train.seed", "7"]
     twin += ["--data.train-subset-size", "16", "--data.val-subset-size", "6", "--train.epochs", "1"]
     assert main([*twin, "--model.vocab-size", "400"]) == 0
@@ -79,6 +74,11 @@ def test_each_token_has_its_path(page: Any, served: Served) -> None:
     assert shown == own["tokens"][4]["experts"]
     assert f"{own['tokens'][3]['next_nats']:.4f} nats" in page.locator("aside").inner_text()
     says(page, ".sum", f"{own['loss']:.4f}")
+    ways = page.locator(".token > i")  # under each token a bar a layer
+    assert ways.count() == len(own["tokens"])
+    assert ways.nth(4).evaluate("part => part.style.background.match(/rgb/g).length") >= 2
+    page.get_by_label("colour by").select_option("loss")
+    assert page.locator(".token > small").nth(4).inner_text() == f"{own['tokens'][3]['next_nats']:.2f}"
 
 
 def test_the_keyboard_walks_along_tokens_and_an_expert_marks_its_own(page: Any, served: Served) -> None:
@@ -111,6 +111,9 @@ def test_experts_and_guilds_are_forbidden_forced_and_let_go(page: Any) -> None:
     until(page, "document.querySelectorAll('.sum').length === 2")
     assert page.locator(".chip.new").count() >= 1
     assert page.get_by_label("colour by").input_value() == "change"
+    changes = page.locator(".token > small").all_inner_texts()[1:]
+    assert all(text == "·" or text[0] in "+−" for text in changes)
+    assert set(changes) != {"·"}
     page.get_by_role("button", name="Force it").click()
     says(page, "main", "forced ✕")
     for _ in range(2):
@@ -201,6 +204,16 @@ def test_branches_share_a_text_and_the_favour_moves_it(browser: Any, served: Ser
         page.evaluate("location.hash = location.hash.replace('branches', 'galaxy')")
         page.get_by_label("colour by").select_option("branch")
         says(page, ".legend", "law (8)")
+
+
+def test_a_merged_run_opens_with_its_branches(browser: Any, served: Served) -> None:
+    with opened(browser, served, f"#/run/{key_of(served, 'merged')}") as page:
+        says(page, ".lead", "Merged on step")
+        assert page.locator(".tabs a").all_inner_texts() == ["Galaxy", "Ask the model", "Branches", "Settings"]
+        page.get_by_role("button", name="Share it out").click()
+        says(page, ".legend", "law")
+        page.get_by_label("favour", exact=True).fill("6")
+        says(page, ".sum", "beside the run's own favour")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from some_moe.system.processes import python_command, python_environment
-from tests.live.browsing import launched, until
+from tests.live.browsing import until
 from tests.live.folders import append, evaluation_line, make_run, step_line, write_keys
 
 pytest.importorskip("starlette", reason="needs the extra live")
@@ -98,9 +98,8 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.browser
-def test_a_long_run_opens_within_two_seconds(long: Path) -> None:
-    pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    with watching(long) as command, launched() as browser:
+def test_a_long_run_opens_within_two_seconds(browser: Any, long: Path) -> None:
+    with watching(long) as command:
         page = browser.new_page()
         page.goto(command.page)
         page.locator(".run").wait_for()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.live.browsing import launched, opened, until
-from tests.live.folders import Served, append, evaluation_line, make_run, step_line, watching, write_keys
+from tests.live.browsing import opened, until
+from tests.live.folders import Served, append, evaluation_line, make_run, share, step_line, watching, write_keys
 
 pytest.importorskip("starlette", reason="needs the extra live")
 pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.browser
 NASTY = "<script>alert(1)<script>"
 SOON = 2_000  # milliseconds in which a page must show what was written
 STEP = ".figure >> nth=0 >> dd"
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    with launched() as found:
-        yield found
 
 
 @pytest.fixture
@@ -120,9 +114,42 @@ def test_runs_are_listed_searched_filtered_and_drawn_together(browser: Any, serv
         page.get_by_role("group", name="Show runs that are").get_by_role("button", name="all").click()
         page.get_by_label("Search runs").fill("")
         make_run(folder / "epsilon", name="epsilon")
-        page.locator(".run", has_text="epsilon").wait_for(timeout=SOON + 1_000)
+        page.locator(".run", has_text="epsilon").wait_for(timeout=share(SOON + 1_000))
         page.get_by_role("link", name="beta").click()
         expect(page, "h1", "beta")
+
+
+@pytest.mark.slow
+def test_a_sweep_shows_how_far_it_is_and_its_best_trial(browser: Any, tmp_path: Path) -> None:
+    for trial in range(2):
+        make_run(tmp_path / "lr" / f"trial-000{trial}", name=f"trial-000{trial}")
+    best = {"name": "trial-0000", "state": "done", "value": 4.4321, "settings": {"train.learning_rate": NASTY}}
+    told = {"metric": "best_val_loss", "trials": [best], "best": best}
+    (tmp_path / "lr" / "space.json").write_text(json.dumps({"sweep": {"trials": 5}}), encoding="utf-8")
+    with watching(tmp_path / "lr") as served, opened(browser, served) as page:
+        expect(page, ".panel .legend", "of 5 trials")
+        (tmp_path / "lr" / "sweep.json").write_text(json.dumps(told), encoding="utf-8")
+        expect(page, ".panel .legend", "1 done")
+        expect(page, ".panel .legend", "4 waiting")
+        assert page.locator(".queue i.done").evaluate("part => part.style.width") == "20%"
+        expect(page, "section .note", f"trial-0000, best val loss 4.4321 with train.learning_rate {NASTY}")
+        page.locator("section").get_by_role("link", name="trial-0000").click()
+        expect(page, "h1", "trial-0000")
+
+
+@pytest.mark.slow
+def test_what_trains_comes_first_and_is_seen_although_it_was_never_measured(
+    browser: Any, served: Served, folder: Path
+) -> None:
+    fresh = make_run(folder / "zeta", name="zeta")
+    (fresh / "metrics.jsonl").write_text("".join(map(step_line, range(1, 9))), encoding="utf-8")
+    (folder / "alpha" / "result.json").write_text(json.dumps({"status": "finished", "steps": 20}), encoding="utf-8")
+    with opened(browser, served) as page:
+        page.locator(".run", has_text="zeta").wait_for()
+        until(page, "document.querySelector('.run a').innerText === 'zeta'")
+        until(page, "document.querySelector('.chart canvas').ariaLabel.includes('zeta 4.92')")
+        page.get_by_role("button", name="validation").click()
+        until(page, "!document.querySelector('.chart canvas').ariaLabel.includes('zeta')")
 
 
 @pytest.mark.slow
@@ -220,6 +247,13 @@ def test_keys_move_and_are_pointed_at(browser: Any, served: Served, flat: bool) 
         expect(page, "output", "step 0")
         assert picture(page) != last
         assert not page.get_by_label("newest").is_checked()
+        slider.fill("2")
+        until(page, f"({VIEW}.stars.segments || 0) === {0 if flat else 2}")  # tails as long as there are snapshots
+        with_tails = picture(page)
+        page.evaluate(f"{VIEW}.stars.trace([]); {VIEW}.draw()")
+        assert (picture(page) == with_tails) == flat
+        slider.fill("0")
+        expect(page, "output", "step 0")
         place = page.evaluate(f"{VIEW}.where(1, 4)")
         box = page.locator(".stars").bounding_box()
         page.mouse.move(box["x"] + place[0], box["y"] + place[1])
@@ -303,12 +337,13 @@ def test_many_keys_are_drawn_smoothly(browser: Any, tmp_path: Path) -> None:
     with watching(run) as served, opened(browser, served, "#/run/0/galaxy") as page:
         until(page, f"document.querySelector('.galaxy') && {VIEW}.stars.after", 20_000)
         assert page.evaluate(f"{VIEW}.stars.after.length") == 4 * 32_768
-        once = f"{VIEW}.render(); {VIEW}.find(100, 100);"
-        milliseconds = page.evaluate(
-            f"(() => {{ const begin = performance.now(); for (let i = 0; i < 10; i++) {{ {once} }}"
-            " return (performance.now() - begin) / 10; })()"
+        milliseconds = page.evaluate(  # reading a pixel waits for the drawing; the quickest counts, as cores are shared
+            f"(() => {{ const view = {VIEW}, gl = view.stars.gl, spent = [];"
+            " for (let i = 0; i < 30; i++) { const begin = performance.now(); view.zoom = 1 + i / 100; view.render();"
+            " view.find(100, 100); gl.readPixels(0, 0, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, new Uint8Array(4));"
+            " spent.push(performance.now() - begin); } return Math.min(...spent); })()"
         )
-        assert milliseconds < 100
+        assert milliseconds < share(100)
 
 
 # --- what holds everywhere ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.folders import Served, append, evaluation_line, make_run, step_line, watching, write_keys
+from tests.live.folders import Served, append, evaluation_line, make_run, share, step_line, watching, write_keys
 
 pytest.importorskip("starlette", reason="needs the extra live")
 SOON = 2.0  # seconds within which a page must know
@@ -30,7 +30,7 @@ def wait(events: Iterator[tuple[str, Any]], name: str) -> Any:
     """The next event of a name, which must come soon."""
     begin = time.monotonic()
     for found, data in events:
-        assert time.monotonic() - begin < SOON, f"{name} came too late"
+        assert time.monotonic() - begin < share(SOON), f"{name} came too late"
         if found == name:
             return data
     raise AssertionError
@@ -116,7 +116,7 @@ def test_settings_tell_what_differs_from_another_run(served: Served, path: Path)
     make_run(path.parent / "other", **{"train.learning_rate": 0.5})
     begin = time.monotonic()
     while len(served.ask("/runs")[1]["runs"]) < 2:
-        assert time.monotonic() - begin < SOON
+        assert time.monotonic() - begin < share(SOON)
     found = served.ask("/runs/0/settings?against=1")[1]
     differing = {name for name, own, other in found["rows"] if own != other}
     assert differing == {"train.learning_rate"}

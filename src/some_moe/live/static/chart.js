@@ -87,9 +87,10 @@ export class Chart {
     g.textBaseline = "alphabetic"; g.fillText(this.unit, LEFT - 7, h - 7); g.textAlign = "center";
     for (const x of ticks(this.x0, this.x1, w / 110)) g.fillText(short(x), Math.min(w - 16, X(x)), h - 7);
     g.save(); g.beginPath(); g.rect(LEFT - 4, TOP - 4, w - LEFT - RIGHT + 8, h - TOP - BOTTOM + 8); g.clip();
-    for (const l of this.lines) {
+    let free = Infinity; // names of lines that lie together stand one above the other
+    for (const l of [...this.lines].sort((a, b) => a.y - b.y)) {
       g.strokeStyle = g.fillStyle = ink("--warm"); g.setLineDash([5, 4]); g.beginPath(); g.moveTo(LEFT, Y(l.y)); g.lineTo(w, Y(l.y)); g.stroke(); g.setLineDash([]);
-      g.textAlign = "right"; g.fillText(`${l.name} ${this.format(l.y)}`, w - RIGHT - 4, Y(l.y) - 5);
+      g.textAlign = "right"; g.fillText(`${l.name} ${this.format(l.y)}`, w - RIGHT - 4, (free = Math.min(free - 14, Y(l.y) - 5)));
     }
     for (const s of all) {
       const y = s.smooth ? soften(s.y) : s.y;

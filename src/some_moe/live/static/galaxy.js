@@ -37,9 +37,9 @@ const WORDS = { adj: "adjectives", adv: "adverbs", conj: "conjunctions", det: "d
 const spell = (name) => WORDS[name] || name;
 
 class Stars { // the drawing: two frames in two buffers, mixed by time in the vertex shader
-  constructor(canvas) {
+  constructor(canvas, antialias) { // points have soft edges of their own: only lines need it
     this.canvas = canvas;
-    const gl = (this.gl = canvas.getContext("webgl2", { antialias: true, premultipliedAlpha: true }));
+    const gl = (this.gl = canvas.getContext("webgl2", { antialias, premultipliedAlpha: true }));
     if (!gl) { this.flat = canvas.getContext("2d"); return; }
     this.points = this.compile(VERTEX, FRAGMENT, ["t", "ratio", "size", "cell", "screen", "spread"], { before: [4, gl.FLOAT], after: [4, gl.FLOAT], tone: [3, gl.UNSIGNED_BYTE] });
     this.lines = this.compile(TRAIL_VERTEX, TRAIL_FRAGMENT, ["t", "cell", "screen"], { ends: [4, gl.FLOAT], fade: [1, gl.FLOAT], tone: [3, gl.UNSIGNED_BYTE] });
@@ -97,7 +97,7 @@ export class GalaxyView {
     Object.assign(this, { view, frames: new Map(), place: 0, layer: -1, by: "use", fitAt: null, zoom: 1, pan: [0, 0], picked: null, pinned: false, follow: true, playing: false, t: 1, insight: null });
     this.canvas = el("canvas", { class: "stars", tabIndex: 0, role: "application", "aria-roledescription": "map of keys", "aria-label": "Galaxy of keys" });
     this.over = el("canvas", { class: "over", "aria-hidden": "true" });
-    this.stars = new Stars(this.canvas);
+    this.stars = new Stars(this.canvas, this.run.layers * this.run.experts <= TRAIL_POINTS);
     this.sky = el("div", { class: "sky" }, this.canvas, this.over);
     this.play = el("button", { type: "button", onclick: () => this.toggle() }, "Play");
     this.slider = el("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Snapshot", oninput: () => { this.follow = this.playing = false; this.go(+this.slider.value); this.controls(); } });
@@ -145,7 +145,7 @@ export class GalaxyView {
     this.newest.checked = this.follow; this.slider.value = this.place;
     this.step.textContent = this.steps.length ? `step ${count(this.steps[this.place])}` : "";
     this.slider.setAttribute("aria-valuetext", this.step.textContent);
-    const wide = this.sky.clientWidth || 800, many = this.layer < 0 ? this.run.layers : 1, columns = Math.min(many, Math.max(2, Math.floor(wide / 260)));
+    const wide = this.sky.clientWidth || 800, many = this.layer < 0 ? this.run.layers : 1, columns = Math.min(many, Math.max(2, Math.floor(wide / 225)));
     this.sky.style.height = `${Math.round(Math.min(Math.max(320, innerHeight * 0.68), Math.max(300, (Math.ceil(many / columns) * wide) / columns + 30)))}px`;
     this.canvas.setAttribute("aria-label", `Galaxy of keys: ${count(this.run.layers * this.run.experts)} keys in ${this.run.layers} layers, step ${count(this.steps[this.place])}` + (this.picked ? `; expert ${this.picked.expert} of layer ${this.picked.layer}` : ""));
   }
@@ -211,7 +211,7 @@ export class GalaxyView {
   render() {
     if (!this.canvas.isConnected || !this.sky.clientWidth || !this.run) return;
     if (this.t < 1) this.t = Math.min(1, (performance.now() - this.began) / 560);
-    const cells = this.cells(), experts = this.run.experts, size = Math.max(2.2, Math.min(12, (1.1 * cells[0][3]) / this.zoom / Math.sqrt(experts))) * Math.min(2.4, Math.sqrt(this.zoom));
+    const cells = this.cells(), experts = this.run.experts, size = Math.max(1.5, Math.min(12, (1.1 * cells[0][3]) / this.zoom / Math.sqrt(experts))) * Math.min(2.4, Math.sqrt(this.zoom));
     this.stars.draw({ t: this.ease(), size, cells, experts });
     const ratio = fit(this.over), g = this.over.getContext("2d");
     g.setTransform(ratio, 0, 0, ratio, 0, 0); g.clearRect(0, 0, this.over.clientWidth, this.over.clientHeight); g.font = `12px ${ink("--sans")}`; g.textAlign = "center";

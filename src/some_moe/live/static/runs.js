@@ -29,7 +29,7 @@ export class RunsView {
   recolour() { this.rows.clear(); this.list.replaceChildren(); }
 
   update() {
-    const runs = [...store.runs.values()], by = {};
+    const runs = [...store.runs.values()].sort((a, b) => (b.state === "training") - (a.state === "training")), by = {}; // what goes on comes first
     for (const run of runs) by[run.state] = (by[run.state] || 0) + 1;
     this.head.textContent = runs.length ? `${runs.length} watched: ` + STATES.filter((s) => by[s]).map((s) => `${by[s]} ${s}`).join(", ") + "." : "Looking …";
     const states = STATES.filter((s) => by[s]).join();
