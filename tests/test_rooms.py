@@ -111,7 +111,7 @@ BUDGETS = {
     "commands": 1_950,
     "cli": 350,
     "hf": 2_000,
-    "live": 1_740,
+    "live": 1_870,  # sweeps (60), and readers who leave in the middle of an answer (70)
     "api": 170,
     "hooks": 330,
     "views": 70,

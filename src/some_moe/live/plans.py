@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError
-from some_moe.lab.sweep import OUTCOME, SPACE
+from some_moe.lab.sweep import OUTCOME, SPACE, format_value
 from some_moe.live.logs import number
 from some_moe.system.claims import RUNNING, Claims
 from some_moe.system.files import inside
@@ -64,7 +64,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     ]  # fmt: skip
     best = told.get("best")
     if isinstance(best, dict) and number(best.get("value")) is not None and isinstance(best.get("settings"), dict):
-        settings = ", ".join(f"{name} {value}" for name, value in best["settings"].items())[:500]
+        settings = ", ".join(f"{name} {format_value(value)}" for name, value in best["settings"].items())[:500]
         found["best"] = {"name": str(best.get("name"))[:100], "value": best["value"], "settings": settings}
         found["best"]["metric"] = str(told.get("metric"))[:40].replace("_", " ")
     return found
