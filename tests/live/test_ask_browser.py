@@ -90,8 +90,10 @@ def test_the_keyboard_walks_along_tokens_and_an_expert_marks_its_own(page: Any, 
     says(page, "aside h2", "start")
     page.keyboard.press("End")
     page.locator(".token").nth(3).click()
-    page.locator(".path li").nth(1).locator(".chip").first.click()
     expert = own[3]["experts"][1][0]
+    page.locator(".path li").nth(1).locator(".chip").first.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.ariaLabel").startswith(f"Expert {expert} of layer 1")  # as it was
     using = [place for place, token in enumerate(own) if expert in token["experts"][1]]
     marked = page.evaluate(
         "[...document.querySelectorAll('.token')].flatMap((t, i) => t.matches('.marked') ? [i] : [])"

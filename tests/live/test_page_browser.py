@@ -390,6 +390,10 @@ def test_everything_that_can_be_used_has_a_name_and_can_be_reached_by_keys(brows
                 page.keyboard.press("Tab")
                 reached.add(page.evaluate("document.activeElement.tagName"))
             assert {"A", "CANVAS"} <= reached or place == "#/run/0/settings", place
+        page.get_by_role("link", name="Galaxy").focus()
+        page.keyboard.press("Enter")
+        page.locator(".galaxy").wait_for()
+        assert page.evaluate("document.activeElement.innerText") == "Galaxy"
 
 
 @pytest.mark.slow

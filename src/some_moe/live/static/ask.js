@@ -1,6 +1,6 @@
 // Ask the model: each token's path, experts forbidden or forced, text as it is written, two models on one text.
 import { ask, askJson, lines, store } from "./net.js";
-import { choose, count, dark, el, field, fill, fit, ink, kind, loss, NONE, oklch, percent, rgb, signed, still, worse } from "./dom.js";
+import { choose, count, dark, el, field, fill, fit, ink, keepFocus, kind, loss, NONE, oklch, percent, rgb, signed, still, worse } from "./dom.js";
 
 const FIRST = "Once upon a time there was a little fox who lived near the river.";
 
@@ -63,9 +63,9 @@ export class AskView {
     const now = this.found.altered || (this.sameTokens() ? this.beside.trace : null), a = this.cost(this.found.trace, i), b = now && this.cost(now, i);
     return a === null || b === null ? null : b - a;
   }
-  show() {
+  show() { if (this.found) keepFocus(this.node, () => this.render()); }
+  render() {
     const { found } = this;
-    if (!found) return;
     const { trace, altered } = found, same = this.sameTokens();
     this.reading.hidden = false;
     const ways = [["expert", "expert"], ["loss", "loss"], ...(altered || same ? [["change", "change of the loss"]] : [])];

@@ -15,6 +15,13 @@ export function el(tag, props = {}, ...children) {
 }
 export const fill = (node, ...children) => { node.replaceChildren(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false)); return node; };
 
+const called = (node) => node.ariaLabel || node.labels?.[0]?.innerText || node.innerText;
+export function keepFocus(node, make) { // what is made anew takes over the focus of what it replaces
+  const had = node.contains(document.activeElement) && called(document.activeElement);
+  make();
+  if (had && !node.contains(document.activeElement)) { const all = [...node.querySelectorAll("button, select, input, textarea, [tabindex]")]; (all.find((one) => called(one) === had) ?? all[0])?.focus({ preventScroll: true }); }
+}
+
 export const NONE = "–";
 const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
 export const count = (x) => (isNumber(x) ? Math.round(x).toLocaleString("en") : NONE);

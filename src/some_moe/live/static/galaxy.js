@@ -1,7 +1,7 @@
 // The galaxy: every key of every layer as a point on a map that stays, so that what moves is the keys.
 import { Chart } from "./chart.js";
 import { ask, askJson } from "./net.js";
-import { choose, count, el, field, fill, fit, ink, kind, percent, ramp, rgb, still } from "./dom.js";
+import { choose, count, el, field, fill, fit, ink, keepFocus, kind, percent, ramp, rgb, still } from "./dom.js";
 
 const VERTEX = `#version 300 es
 in vec4 before, after; in vec3 tone; uniform float t, ratio, size, spread; uniform vec4 cell; uniform vec2 screen;
@@ -316,8 +316,8 @@ export class GalaxyView {
     try { found = await askJson(`/runs/${this.run.id}/expert?layer=${one.layer}&expert=${one.expert}&step=${this.steps[this.place]}`); } catch (error) { found = { ...one, error: error.message }; }
     if (this.picked === one) { this.neighbours = found.neighbours; this.show(found); this.draw(); }
   }
-  show(found) {
-    this.shown = found;
+  show(found) { this.shown = found; keepFocus(this.card, () => this.showCard(found)); }
+  showCard(found) {
     if (!found) { fill(this.card, el("h2", {}, "Point at a key"), el("p", { class: "note" }, "Each point is an expert, placed where its key is. Keys that lie together are chosen by like tokens.")); return; }
     const { layer, expert } = found, tags = [];
     if (this.insight) { const n = this.insight.kinds[layer]?.[expert], c = this.insight.communities[layer]?.[expert]; if (n >= 0) tags.push(`mostly ${spell(this.insight.classes[n])}`); if (c >= 0) tags.push(`community ${c + 1}`); }

@@ -60,9 +60,12 @@ export class RunView {
     const key = tabs.join() + this.tab;
     if (key !== this.shown) {
       this.shown = key;
+      const held = this.tabs.contains(document.activeElement);
       fill(this.tabs, tabs.map((tab) => el("a", { href: `#/run/${this.id}/${tab}`, "aria-current": tab === this.tab ? "page" : null }, TABS[tab])));
       fill(this.body, this.part(this.tab).node);
-      this.tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+      const now = this.tabs.querySelector("[aria-current]");
+      now?.scrollIntoView({ block: "nearest", inline: "nearest" });
+      if (held) now?.focus(); // by keyboard one goes on from where one was
     }
     this.part(this.tab).update?.();
   }
