@@ -81,6 +81,17 @@ def test_it_equals_a_slow_reference(discount: float) -> None:
         np.testing.assert_allclose(predict(model, *context), expected, rtol=1e-12)
 
 
+def test_counting_on_gives_the_model_that_counted_everything_at_once() -> None:
+    rows = make_rows(60, vocab_size=12, seed=4)
+    whole = Trigram.fit(rows, vocab_size=12, discount=0.4)
+    grown = Trigram.fit([], vocab_size=12, discount=0.4)
+    for start in range(0, 60, 7):
+        grown = grown.extend(rows[start : start + 7])
+    grown = grown.extend([])
+    for name in Trigram.__slots__:
+        np.testing.assert_array_equal(getattr(grown, name), getattr(whole, name), err_msg=name)
+
+
 def test_the_loss_is_the_mean_of_what_it_predicts_for_every_id_but_the_first() -> None:
     model = Trigram.fit(make_rows(80, vocab_size=15, seed=2), vocab_size=15, discount=0.6)
     rows = make_rows(10, vocab_size=15, seed=3)

@@ -49,25 +49,39 @@ class Trigram:
         """Count the rows, each from its bos to its eos; `discount` is D, between 0 and 1."""
         if not 0 < discount < 1:
             raise ValueError(f"discount must lie between 0 and 1; it is {discount}")
-        before, last, target = _split_targets(rows, vocab_size)
-        packed = (before * vocab_size + last) * vocab_size + target
-        trigrams, trigram_counts = np.unique(packed, return_counts=True)
-        contexts, starts = np.unique(trigrams // vocab_size, return_index=True)
-        pairs, pair_counts = np.unique(trigrams % vocab_size**2, return_counts=True)
-        return cls(
-            vocab_size=vocab_size,
-            discount=discount,
-            trigrams=trigrams,
-            trigram_counts=trigram_counts,
-            contexts=contexts,
-            context_counts=np.add.reduceat(trigram_counts, starts) if len(starts) else trigram_counts,
-            context_followers=np.diff(starts, append=len(trigrams)),
-            pairs=pairs,
-            pair_counts=pair_counts,
-            last_counts=np.bincount(trigrams // vocab_size % vocab_size, minlength=vocab_size),
-            last_followers=np.bincount(pairs // vocab_size, minlength=vocab_size),
-            word_counts=np.bincount(pairs % vocab_size, minlength=vocab_size),
-        )
+        none, no_words = np.zeros(0, np.int64), np.zeros(max(0, vocab_size), np.int64)
+        seen = ("trigrams", "trigram_counts", "contexts", "context_counts", "context_followers", "pairs", "pair_counts")
+        words = ("last_counts", "last_followers", "word_counts")
+        empty = dict.fromkeys(seen, none) | dict.fromkeys(words, no_words)
+        return cls(vocab_size=vocab_size, discount=discount, **empty).extend(rows)
+
+    def extend(self, rows: Rows) -> Self:
+        """The model that has counted these rows too: the same as if all had been counted at once."""
+        size = self.vocab_size
+        before, last, target = _split_targets(rows, size)
+        if not len(target):
+            return self
+        trigrams, counts = np.unique((before * size + last) * size + target, return_counts=True)
+        is_new = _find(trigrams, self.trigrams, self.trigram_counts) == 0
+        contexts, starts = np.unique(trigrams // size, return_index=True)
+        pairs, pair_counts = np.unique(trigrams[is_new] % size**2, return_counts=True)
+        new_pairs = pairs[_find(pairs, self.pairs, self.pair_counts) == 0]
+        followers = np.add.reduceat(is_new.astype(np.int64), starts)
+        found: dict[str, Ids] = {}
+        for keys, values, more, added in (
+            ("trigrams", "trigram_counts", trigrams, counts),
+            ("contexts", "context_counts", contexts, np.add.reduceat(counts, starts)),
+            ("contexts", "context_followers", contexts, followers),
+            ("pairs", "pair_counts", pairs, pair_counts),
+        ):
+            found[keys], found[values] = _add(getattr(self, keys), getattr(self, values), more, added)
+        for name, ids in (
+            ("last_counts", trigrams[is_new] // size % size),
+            ("last_followers", new_pairs // size),
+            ("word_counts", new_pairs % size),
+        ):
+            found[name] = getattr(self, name) + np.bincount(ids, minlength=size)
+        return replace(self, **found)
 
     @classmethod
     def fit_tuned(cls, train_rows: Rows, valid_rows: Rows, vocab_size: int) -> Self:
@@ -126,6 +140,17 @@ def _find(keys: Ids, sorted_keys: Ids, values: Ids) -> Ids:
         return np.zeros_like(keys)
     places = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
     return np.where(sorted_keys[places] == keys, values[places], 0)
+
+
+def _add(keys: Ids, values: Ids, more: Ids, added: Ids) -> tuple[Ids, Ids]:
+    """Sorted keys and their values, with the values `added` to those of `more`, which are sorted too."""
+    places = np.searchsorted(keys, more)
+    known = places < len(keys)
+    known[known] = keys[places[known]] == more[known]
+    values = values.copy()
+    values[places[known]] += added[known]
+    new, at = ~known, places[~known]
+    return np.insert(keys, at, more[new]), np.insert(values, at, added[new])
 
 
 def _split_targets(rows: Rows, vocab_size: int) -> tuple[Ids, Ids, Ids]:
