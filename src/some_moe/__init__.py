@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from some_moe.api import train
     from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig, TrainConfig
     from some_moe.fast import accelerate
+    from some_moe.glass.adaptation import adapt
     from some_moe.glass.api import analyze, report, trace
     from some_moe.growth.api import grow, merge, prune
     from some_moe.hf.exporting import export
@@ -21,6 +22,7 @@ _HOMES = {
     "SomeLayer": "some_moe.model.layer",
     "accelerate": "some_moe.fast",
     "load": "some_moe.training.runs",
+    "adapt": "some_moe.glass.adaptation",
     "analyze": "some_moe.glass.api",
     "trace": "some_moe.glass.api",
     "report": "some_moe.glass.api",
@@ -45,6 +47,7 @@ __all__ = [
     "SomeLayer",
     "TrainConfig",
     "accelerate",
+    "adapt",
     "analyze",
     "export",
     "graft",

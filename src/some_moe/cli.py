@@ -107,6 +107,7 @@ COMMANDS: Commands = {
     "export": ("write a run as a folder for transformers", "sharing:export_run"),
     "push": ("upload a run to the Hugging Face Hub", "sharing:push_run"),
     "eval": ("score a trained model on text", "training:evaluate_run"),
+    "adapt": ("let keys move while they read a stream of texts", "adapting:adapt_keys"),
     "generate": ("let a trained model write", "training:generate_text"),
     "analyze": ("look inside a run: usage, keys, movement, guilds", "glassbox:analyze_run"),
     "trace": ("show which experts each token of a text uses", "tracing:trace_text"),

@@ -34,7 +34,7 @@ QUEUE += [
 QUEUE += ["--train.max-steps=2", "--train.global-batch-tokens=null"]
 COMMANDS = ("train", "eval", "generate", "analyze", "trace", "report", "experiments list", "experiments show",
             "experiments run", "experiments compare", "bench layer", "bench step", "grow", "merge",
-            "prune")  # fmt: skip
+            "prune", "adapt")  # fmt: skip
 CLOCKED = re.compile(r'"((?:compile_|tokens_per_)?seconds?)": [-+0-9.e]+')
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe"

@@ -68,7 +68,8 @@ def command(text: str, share: float = 1.0, part: str = "finished", writes: str =
 
 
 EVAL = [command("eval run", 3), command("eval run --json --checkpoint last"), command("eval run --seq-lens 8,24", 0.5),
-        command("eval run --adapt", 0.5), command("eval run --trigram --split valid", 0.5)]  # fmt: skip
+        command("eval run --adapt", 0.5), command("adapt run --stream source.txt --chunk-tokens 400", 0.3),
+        command("eval run --trigram --split valid", 0.5)]  # fmt: skip
 GENERATE = [
     command("generate run --max-tokens 3", 2),
     command("generate run --max-tokens 2 --prompt Once --temperature 0"),
@@ -381,6 +382,7 @@ TYPED = {
     "experiments compare": [],
     "bench layer": ["--shapes", "smoke", "--tokens", "8", "--variants", "nothing"],
     "bench step": ["--shape", "smoke", "--batch", "0"],
+    "adapt": ["run", "--stream", "source.txt", "--chunk-tokens", "400"],
 }
 WORDS = ["auto", "run", "run/config.yaml", "source.txt", "texts", "best", "last", "0,1", "1,1", ",", "A1", "smoke",
          "cpu", "cuda", "out.html", "run/checkpoints/step-6", "canary"]  # fmt: skip
@@ -399,7 +401,7 @@ def to_word(text: str) -> str:
 def type_words(case: Path, rng: Random, words: list[str]) -> str:
     """A command line of real options with hostile values."""
     about = json.loads((case.parents[2] / "about.json").read_text(encoding="utf-8"))
-    shares = [4, 4, 4, 1, 4, 2, 1, 1, 1, 1, 1, 1]
+    shares = [4, 4, 4, 1, 4, 2, 1, 1, 1, 1, 1, 1, 1]
     name = rng.choices(list(TYPED), shares)[0]
     typed = list(TYPED[name])
     options = about["options"][name] + (about["settings"] if name == "train" else [])

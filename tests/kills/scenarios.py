@@ -98,6 +98,9 @@ def make_scenarios() -> dict[str, Scenario]:
         Scenario("trace/plain", ("trace", "run", "Once upon a time", "--html", "run/trace.html"), (), (plain,))
     )
     found += grow_scenarios()
+    base = ("train", *TINY_RUN, "--out", "base")
+    stream = ("--stream", "base/samples.jsonl", "base/samples.jsonl", "--chunk-tokens", "16", "--device", "cpu")
+    found.append(Scenario("adapt/keys", ("adapt", "base", *stream, "--out", "run"), (), (base,)))
     if not missing_libraries():
         old = ("analyze", "run", "--checkpoint", f"step-{BACK_TO + 1}", "--max-tokens", "40", "--no-guilds")
         analyze = ("analyze", "run", "--max-tokens", "60")

@@ -44,14 +44,15 @@ def test_eval_prints_honest_losses_and_json(trained: Path, capsys: pytest.Captur
 def test_eval_reads_any_text_and_adapts_without_changing_the_run(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "other.txt").write_text("To be or not to be.\n\nThat is the question.\n\n" * 20)
+    (tmp_path / "other.txt").write_text("To be or not to be.\n\nThat is the question.\n\n" * 100)
     before = listing(trained)
     losses = []
     for extra in ([], ["--adapt"]):
         capsys.readouterr()
         assert main(["eval", str(trained), "--data", "other.txt", "--json", *extra]) == 0
         record = json.loads(capsys.readouterr().out)
-        assert record["num_bytes"] == 20 * len("To be or not to be." + "That is the question.")
+        assert record["num_bytes"] == 100 * len("To be or not to be." + "That is the question.")
+        assert record["adapt"] == bool(extra)
         losses.append(record["loss"])
     assert losses[0] != losses[1]
     assert listing(trained) == before

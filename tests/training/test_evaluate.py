@@ -10,7 +10,6 @@ from torch import Tensor
 from some_moe.config import DataConfig, GravityConfig, ModelConfig, RunConfig
 from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS, PAD
-from some_moe.model.gravity import beta_now
 from some_moe.model.transformer import SomeLM, token_cross_entropy
 from some_moe.training.evaluate import Tally, evaluate, forward
 
@@ -112,34 +111,11 @@ def keys_of(model: SomeLM) -> list[Tensor]:
     return [layer.state.keys.clone() for layer in model.layers if layer.state is not None]
 
 
-def test_evaluation_moves_no_key_unless_asked_to_adapt() -> None:
+def test_evaluation_moves_no_key() -> None:
     model = SomeLM(MODEL, GravityConfig(alpha=0.5))
     before = keys_of(model)
-    still = evaluate(model, ROWS, make_config(), SIZES, torch.device("cpu"))
+    evaluate(model, ROWS, make_config(), SIZES, torch.device("cpu"))
     assert all(torch.equal(a, b) for a, b in zip(before, keys_of(model), strict=True))
-    moving = evaluate(model, ROWS, make_config(), SIZES, torch.device("cpu"), adapt=True)
-    assert not any(torch.equal(a, b) for a, b in zip(before, keys_of(model), strict=True))
-    assert moving.num_tokens == still.num_tokens
-    assert moving.loss != still.loss
-
-
-def test_adaptation_scores_each_batch_before_the_keys_move() -> None:
-    # With one batch for everything nothing can have moved yet when it is scored.
-    config = make_config(batch_size=7)
-    losses = [
-        evaluate(SomeLM(MODEL, GravityConfig(alpha=0.5)), ROWS, config, SIZES, torch.device("cpu"), adapt=adapt).loss
-        for adapt in (False, True)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
-def test_adaptation_pulls_as_the_run_did_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    gravity = GravityConfig(beta=0.003, beta_end=0.0005, beta_schedule="cosine")
-    steps: list[tuple[int, int]] = []
-    monkeypatch.setattr(SomeLM, "gravity_step", lambda _, __, step, total_steps: steps.append((step, total_steps)))
-    evaluate(SomeLM(MODEL, gravity), ROWS, make_config(batch_size=2), SIZES, torch.device("cpu"), adapt=True)
-    assert len(steps) > 1
-    assert all(beta_now(gravity, 0, *one) == pytest.approx(0.0005) for one in steps)
 
 
 def test_usage_is_over_real_tokens_or_over_all_positions() -> None:

@@ -211,20 +211,25 @@ def evaluate_run(arguments: list[str]) -> int:
             raise UsageError(
                 f"--data {text!r} does not exist; give a file or a folder, or leave it out for the run's own data"
             )
-    if len(texts) > 1 and (options.adapt or options.trigram):
-        raise UsageError("--adapt and --trigram go with one text; give one --data")
+    if [options.adapt, options.trigram, len(texts) > 1].count(True) > 1:
+        raise UsageError("--adapt and --trigram go with one text, and not together; see `some adapt` for more")
 
     from some_moe.commands.tables import format_evaluation, format_texts
     from some_moe.training.runs import load
 
     run = load(options.run, checkpoint=options.checkpoint, base=options.base, favour=options.favour)
-    if len(texts) > 1 or (texts and (run.path / "grown.json").exists()):
+    text = texts[0] if texts else None
+    if options.adapt:
+        from some_moe.lab.adaptation import score_moving
+
+        record = score_moving(run, options.split, text, options.device)
+    elif len(texts) > 1 or (texts and (run.path / "grown.json").exists()):
         from some_moe.growth.sharing import score_texts
 
         records = score_texts(run, texts, device=options.device)
         return write_json(records) if options.json else write(format_texts(records, **look()))
-    text = texts[0] if texts else None
-    record = run.evaluate(options.split, data=text, adapt=options.adapt, trigram=options.trigram, device=options.device)
+    else:
+        record = run.evaluate(options.split, data=text, trigram=options.trigram, device=options.device)
     return write_json(record) if options.json else write(format_evaluation(record, **look()))
 
 

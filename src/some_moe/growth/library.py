@@ -150,8 +150,8 @@ def widen(model: SomeLM, branches: list[Branch]) -> SomeLM:
         layer.key_router.state = state.requires_grad_(False)
         layer.library = BranchedLibrary(layer.library, branches).requires_grad_(False)
         layer.model = layer.key_router.model = config
-        layer.gravity = layer.key_router.gravity = gravity
-    model.model, model.gravity = config, gravity
+    model.model = config
+    model.obey(gravity)
     model.gravity_step = lambda *_, **__: None  # type: ignore[method-assign]
     keep_own_part(model)
     return model

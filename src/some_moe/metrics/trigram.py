@@ -67,7 +67,7 @@ class Trigram:
         pairs, pair_counts = np.unique(trigrams[is_new] % size**2, return_counts=True)
         new_pairs = pairs[_find(pairs, self.pairs, self.pair_counts) == 0]
         followers = np.add.reduceat(is_new.astype(np.int64), starts)
-        found: dict[str, Ids] = {}
+        found: dict[str, Any] = {}
         for keys, values, more, added in (
             ("trigrams", "trigram_counts", trigrams, counts),
             ("contexts", "context_counts", contexts, np.add.reduceat(counts, starts)),

@@ -130,7 +130,7 @@ def is_due(state: KeyState, config: GravityConfig, step: int) -> bool:
 def step(state: KeyState, routing: Routing, config: GravityConfig, step: int, total_steps: int | None = None) -> None:
     """Move one layer's keys by what was routed in this step.
 
-    Nothing else writes a `KeyState`, but for `set_bias` and, for all layers at once, fast/gravity.py.
+    Nothing else writes a `KeyState`, but for `set_bias`, `displace` and, for all layers at once, fast/gravity.py.
     """
     if is_due(state, config, step):
         refuse_without_sums(routing)
@@ -144,6 +144,25 @@ def step(state: KeyState, routing: Routing, config: GravityConfig, step: int, to
 def set_bias(state: KeyState, bias: Tensor) -> None:
     """Choose the selection bias (E,) from outside: benchmarks make loads uneven by it."""
     state.bias.copy_(bias)
+
+
+@torch.no_grad()
+def displace(
+    state: KeyState, old: Mapping[str, Tensor], lengths: Tensor, directions: Tensor, config: GravityConfig
+) -> None:
+    """A control: put each key not where a step of gravity has, but as far, lengths (E,), from its `old` place.
+
+    directions (E, D): random ones. Unit keys stay unit keys: `lengths` are then those of chords.
+    """
+    keys, away, length = old["keys"], directions.to(old["keys"]), lengths[:, None]
+    if config.normalize:
+        away = away - (away * keys).sum(-1, keepdim=True) * keys
+    away = away / torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+    along = 1 - length**2 / 2 if config.normalize else torch.ones_like(length)
+    across = (1 - along**2).clamp(min=0).sqrt() if config.normalize else length
+    state.keys.copy_(along * keys + across * away)
+    if state.smoothed is not None:
+        state.smoothed.copy_(config.key_ema * old["smoothed"] + (1 - config.key_ema) * state.keys)
 
 
 def refuse_without_sums(routing: Routing) -> None:

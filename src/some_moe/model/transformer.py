@@ -162,6 +162,15 @@ class SomeLM(nn.Module):
             block.dtype = dtype
         return self
 
+    def obey(self, gravity: GravityConfig) -> Self:
+        """Let the keys move by other rules from here on; what a key store holds must suit both."""
+        self.gravity = gravity
+        for layer in self.layers:
+            layer.gravity = gravity
+            if layer.key_router is not None:
+                layer.key_router.gravity = gravity
+        return self
+
     @property
     def layers(self) -> list[SomeLayer]:
         """The SoME layers, in order of depth."""

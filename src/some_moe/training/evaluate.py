@@ -159,27 +159,22 @@ def evaluate(
     token_bytes: np.ndarray,
     device: torch.device,
     *,
-    adapt: bool = False,
     group: ProcessGroup = SINGLE,
 ) -> Evaluation:
-    """Score every row. Keys stay still, unless `adapt`: then they move after each batch has been scored.
+    """Score every row. Keys stay still; lab/adaptation.py lets them move.
 
     The processes of a group take turns at the batches, and all return the same figures.
     """
-    assert group.is_single or not adapt, "keys that move by some of the batches would differ between processes"
     tally = Tally(model, config, token_bytes, device)
-    batches = evaluation_batches(rows, config, in_order=adapt)
+    batches = evaluation_batches(rows, config)
     stories = StoryLosses(rows, batches.plan(0, shuffle=False), device)
     for step, batch, counts in group.take_turns(batches.epoch(0, shuffle=False)):
         batch = batch.to(device)
         salt = make_salt(model.seed, step, device)
-        nats, routings = model.score(batch.inputs, batch.targets, describe_tokens(batch, config, salt, sums=adapt))
+        nats, routings = model.score(batch.inputs, batch.targets, describe_tokens(batch, config, salt, sums=False))
         if counts:
             tally.add(batch, nats, routings)
             stories.add(step, nats, batch.real)
-        if adapt:
-            # A pull that changes during a run has its last strength: the run is over.
-            model.gravity_step(routings, step + 1, total_steps=1)
     tally.add_up(group)
     group.sum_in_place([stories.sums])
     return replace(tally.result(), stories=stories.to_lists())

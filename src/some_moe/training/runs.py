@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # what needs torch is loaded when the model is asked for
     from some_moe.data.tokenizer import Tokenizer
     from some_moe.model.transformer import SomeLM
 
+GIVE = "--data (with `some adapt`: --keep)"
+
 
 class Run(Views):
     """What `train` and `load` return. Its parts are read when they are first asked for."""
@@ -92,10 +94,10 @@ class Run(Views):
             for name, (before, now) in self.config.differences(known.get("config") or {}).items():
                 if name.startswith("data.") and name not in WITHOUT_EFFECT:
                     there = f"{str(self.path)!r} was trained with {name} {before}"
-                    raise ConfigError(f"{there}, config.yaml now says {now}; restore it, or give the text with --data")
+                    raise ConfigError(f"{there}, config.yaml now says {now}; restore it, or give the text with {GIVE}")
             raise ConfigError(
                 f"data.source {data.source!r} is not what {str(self.path)!r} was trained on: another text, or one "
-                "that was changed; restore it, or give the text with --data"
+                f"that was changed; restore it, or give the text with {GIVE}"
             )
         if seq_len is None or (seq_len == data.seq_len and data.long != "split"):
             return found
@@ -107,14 +109,13 @@ class Run(Views):
         split: str = "test",
         *,
         data: str | Path | None = None,
-        adapt: bool = False,
         trigram: bool = False,
         device: str = "auto",
     ) -> dict[str, Any]:
         """Honest losses on a split of the run's own data, or on all text of `data`: a file, a folder, or hf:OWNER/NAME.
 
-        adapt: let the keys move after each batch has been scored. trigram: score a Kneser–Ney trigram of the train
-        split too. device: where the model is brought to be scored, and stays.
+        Keys stay still; `some_moe.adapt` lets them move. trigram: score a Kneser–Ney trigram of the train split too.
+        device: where the model is brought to be scored, and stays.
         """
         from some_moe.data.batches import encode_rows
         from some_moe.data.sources import read_texts
@@ -129,11 +130,11 @@ class Run(Views):
         else:
             rows = encode_rows(read_texts(data, config.data), tokenizer, config.data.seq_len, split=True)
         model = machine.adopt(model)
-        found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device, adapt=adapt)
+        found = evaluate(model, rows, config, tokenizer.token_bytes(), machine.device)
         source = f"{split} split" if data is None else str(data)
         if not isfinite(found.loss):
             raise FailureError(f"{self.path} gives no number on {source} (nan or infinity); use an earlier checkpoint")
-        record = {"run": str(self.path), "step": self.step, "data": source, "adapt": adapt} | found.to_dict()
+        record = {"run": str(self.path), "step": self.step, "data": source, "adapt": False} | found.to_dict()
         if own is not None and trigram:
             from some_moe.metrics.trigram import Trigram
 
