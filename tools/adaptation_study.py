@@ -75,7 +75,7 @@ def make_texts(arguments: list[str]) -> int:
         "stories-valid": other[:200],
         "shakespeare-valid": speeches[:part],
     }
-    for name, documents in {f"stories/{split}": many for split, many in learned.items()} | streams.items():
+    for name, documents in ({f"stories/{split}": many for split, many in learned.items()} | streams).items():
         path = out / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "".join(json.dumps({"text": text}) + "\n" for text in documents))

@@ -2,6 +2,7 @@
 
 import json
 import os
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_it_prints_a_table_writes_a_page_and_saves_a_run_that_everything_opens(
     assert listing(trained) == before
     page = Path("page.html").read_text()
     HTMLParser().feed(page)
-    assert "default-src 'none'" in page
+    assert "default-src 'none'" in unescape(page)
     assert "<b>.txt" not in page
     assert page.count("<polyline") == 2 + 5 + 6 + 2  # ahead by keys, ahead, loss, drift
     for command in (["eval", "moved", "--split", "valid"], ["generate", "moved", "--max-tokens", "2", "--seed", "1"]):

@@ -245,7 +245,7 @@ def test_chunks_hold_every_row_once_in_order_and_no_more_tokens_than_asked_for()
     ("options", "sentence"),
     [
         ({"controls": ["nobody"]}, "--controls 'nobody' is unknown; use all, or some of still,"),
-        ({"rates": [1.0, 2.0]}, "--rate has 2 values, and what is reported must not choose: give --valid texts"),
+        ({"rates": [1.0, 2.0]}, "--rate has 2 values, and what is reported must not choose: give texts by --valid"),
         ({"valid": ["a"]}, "--valid chooses among rates"),
         ({"rates": [0.0]}, "--rate 0.0 is out of range"),
         ({"chunk_tokens": 3}, "--chunk-tokens 3 is out of range; use 16 to 65,536"),

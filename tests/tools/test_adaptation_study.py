@@ -1,5 +1,6 @@
 """The study of adaptation: its page says what the records hold, and a small copy of it runs from texts to page."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,23 @@ def test_without_records_the_page_says_so(tmp_path: Path) -> None:
     assert "Not measured yet" in page.read_text()
     assert main(["nothing"]) == 2
     assert list(VERBS) == ["texts", "run", "page"]
+
+
+def test_texts_are_laid_out_so_that_no_document_is_in_two_of_them(tmp_path: Path) -> None:
+    for name in ("", "more_"):
+        for split in ("train", "valid", "test"):
+            told = "".join(json.dumps({"text": f"{name}{split} story {n}"}) + "\n" for n in range(10))
+            plain, packed = tmp_path / f"tinystories_{split}.jsonl", tmp_path / f"tinystories_more_{split}.jsonl.gz"
+            packed.write_bytes(gzip.compress(told.encode())) if name else plain.write_text(told)
+    (tmp_path / "ood_shakespeare.txt").write_text("\n\n".join(f"Speech {n}." for n in range(20)))
+    assert main(["texts", "--from", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    files = {path.stem: path.read_text().splitlines() for path in (tmp_path / "out").rglob("*.jsonl")}
+    assert {name: len(lines) for name, lines in files.items()} == {
+        "train": 20, "valid": 10, "test": 10, "stories-1": 5, "stories-2": 5, "shakespeare": 12, "stories-valid": 10,
+        "shakespeare-valid": 4,
+    }  # fmt: skip
+    lines = [line for many in files.values() for line in many]
+    assert len(set(lines)) == len(lines)
 
 
 def test_the_page_in_the_documents_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:

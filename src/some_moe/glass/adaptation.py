@@ -169,7 +169,7 @@ class Adaptation:
             key = f'x="{WIDTH - RIGHT + 12}" y="{TOP + 12 + 20 * number}"'
             parts.append(f'<text {key} style="fill:{colour}" font-weight="600">{who}</text>')
         parts.append(f'<text x="{LEFT}" y="{BOTTOM + 22}">{total:,} tokens read</text>')
-        return frame(HEIGHT, parts, label)
+        return frame(WIDTH, HEIGHT, parts, label, "min-width:640px")
 
 
 def place(tokens: float, total: float) -> float:
