@@ -129,8 +129,8 @@ BUDGETS = {
 # The core was to have 6,000; data of any size took 150 more: what is a list in memory is one line, a stream is five.
 # Gated experts, texts told side by side and the table of a run's phases took 200; what a record tells of its data, and
 # the loss of each story, 50; a trigram that counts on, 20.
-# Sweeps on the live page, and readers of it who leave in the middle of an answer, took 130 of the whole; adaptation with
-# its controls and its page 700.
+# Sweeps on the live page, and readers of it who leave in the middle of an answer, took 130 of the whole; adaptation
+# with its controls and its page 700.
 CORE_BUDGET, ALL_BUDGET = 6_430, 33_880
 
 
