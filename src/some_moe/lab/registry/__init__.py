@@ -7,10 +7,11 @@ from some_moe.lab.registry.catalogue import Catalogue
 from some_moe.lab.registry.records import Experiment
 
 _CATALOGUE = Catalogue()
-PUBLISHED, STUDIES, BASELINES = (
+PUBLISHED, STUDIES, BASELINES, _LADDER = (
     _CATALOGUE.read(name, (Path(__file__).parent / name).read_text(encoding="utf-8"))
-    for name in ("published.yaml", "studies.yaml", "baselines.yaml")
+    for name in ("published.yaml", "studies.yaml", "baselines.yaml", "ladder.yaml")
 )
+STUDIES += _LADDER  # which build on baselines too
 EXPERIMENTS: tuple[Experiment, ...] = (*PUBLISHED, *STUDIES, *BASELINES)
 
 
