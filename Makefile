@@ -36,9 +36,11 @@ demo: setup
 
 docs: setup
 	$(BIN)/python -m tools.documents
+	$(BIN)/python -m tools.studies pages
 
 docs-check: setup
 	$(BIN)/python -m tools.documents --check
+	$(BIN)/python -m tools.studies pages --check
 
 # The documentation as pages, in build/site.
 site: setup-dev

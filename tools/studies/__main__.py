@@ -87,6 +87,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--work", metavar="DIR", help="for run folders, each gone when it is done (a temporary one)")
     parser.add_argument("--minutes", type=float, default=9.0, metavar="X", help="no run is to end later (9)")
     parser.add_argument("--workers", type=int, default=6, metavar="N", help="runs that share the chip (6)")
+    parser.add_argument("--most", type=int, metavar="N", help="begin no more runs than this (all that fit)")
     parser.add_argument("--size", default="full", metavar="full|mini", help="mini proves that it runs (full)")
     options = parser.parse(arguments)
     if options.workers < 1:
@@ -111,6 +112,7 @@ def run(arguments: list[str]) -> int:
             records=read_records(Path(options.results)),
             minutes=options.minutes,
             workers=options.workers,
+            most=options.most,
             small=SIZES[options.size],
             say=lambda text: print(text, flush=True),
         )

@@ -10,7 +10,7 @@ from some_moe.memory import needed_bytes
 from tools.studies.plan import STORIES, Plan, Run, Settings, Study
 from tools.studies.records import Records
 
-PEAK, MFU = PEAK_FLOPS["NVIDIA H200"], 0.3
+PEAK, MFU = PEAK_FLOPS["NVIDIA H200"], 0.36
 OPTIMIZER = 46 / 4.2e12  # seconds a trained parameter: AdamW, norm, casts and gradients, in bytes over bandwidth
 LAUNCHES = 1e-3  # seconds a step besides
 START = 14.0  # seconds of a run that are not its steps: loading torch, capturing, evaluation; measured 12 to 20

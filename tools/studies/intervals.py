@@ -58,7 +58,7 @@ def crossed(nats_SN: Array, tokens_N: Array) -> Interval:
     of_seeds = N * float(rows_S.var(ddof=1))
     of_stories = S * float(columns_N.var(ddof=1))
     of_rest = float((rest_SN**2).sum()) / ((S - 1) * (N - 1))
-    # var(mean) = (of_seeds + of_stories − of_rest)/(S·N): the mean squares of seeds and stories both hold the rest once.
+    # Both mean squares hold the rest once, and the mean's variance only once in all.
     parts = {S - 1: of_seeds, N - 1: of_stories}
     variance = max(of_seeds + of_stories - of_rest, of_seeds, of_stories) / (S * N)
     total = sum(parts.values()) + of_rest

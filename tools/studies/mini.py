@@ -5,7 +5,8 @@ from typing import Any
 SIZES: dict[str, dict[str, Any]] = {
     "full": {},
     "mini": {
-        "model.d_model": 32, "model.num_heads": 2, "model.d_ffn": 16, "model.vocab_size": 512, "data.seq_len": 64, "data.batch_size": 8,
+        "model.d_model": 32, "model.num_heads": 2, "model.d_ffn": 16, "model.vocab_size": 512,
+        "data.seq_len": 64, "data.batch_size": 8,
         "data.train_subset_size": 96, "data.val_subset_size": 16, "train.epochs": 1, "train.max_steps": 4,
         "train.device": "cpu", "train.threads": 1,
     },

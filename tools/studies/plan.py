@@ -107,9 +107,8 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         """As it is asked for, before it is fitted to the stories that are there."""
-        keeping = {name: value for name, value in KEEPING.items() if name in FIELDS}
         try:
-            return find_experiment(self.arm.experiment).config.override(keeping | self.overrides)
+            return find_experiment(self.arm.experiment).config.override(KEEPING | self.overrides)
         except ConfigError as error:
             raise ConfigError(f"{self.arm.key}: {error}") from None
 
@@ -123,9 +122,6 @@ class Run:
         changed = {name: value for name, value in changed.items() if name not in HOUSEKEEPING | {"data.source"}}
         config = config.override({"name": self.name, "train.seed": self.seed})
         return Job(experiment=experiment, seed=self.seed, config=config, schedule=schedule, overrides=changed)
-
-
-FIELDS = frozenset(RunConfig.field_names())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +161,7 @@ class Plan:
         if passes == 0:
             return []
         if arm.grid is not None:
-            tried, chosen = self._tune(arm, records, passes)
+            tried, chosen = self._tune(arm, records)
             first = [Run(arm=arm, settings=one, seed=arm.seeds[0], passes=passes) for one in tried]
             return first + self._repeat(arm, chosen, arm.seeds[1:], passes)
         if arm.like:
@@ -176,7 +172,7 @@ class Plan:
         """The settings that valid chose with the first seed; None while some are not tried."""
         if arm.like:
             return self.choose(self.arms[arm.like], records)
-        return None if arm.grid is None else self._tune(arm, records, self.find_passes(arm, records))[1]
+        return None if arm.grid is None else self._tune(arm, records)[1]
 
     def find_passes(self, arm: Arm, records: Records) -> int | None:
         """How often an arm of equal seconds reads its text; 0 while that is not known, None where it is as it is."""
@@ -202,7 +198,7 @@ class Plan:
             return []
         return [Run(arm=arm, settings=chosen, seed=seed, passes=passes) for seed in seeds]
 
-    def _tune(self, arm: Arm, records: Records, passes: int | None) -> tuple[list[Settings], Settings | None]:
+    def _tune(self, arm: Arm, records: Records) -> tuple[list[Settings], Settings | None]:
         """All settings that are known by now to be tried, and the chosen ones once all of them are done."""
         assert arm.grid is not None
         now = Settings(arm.grid["rates"][0], arm.grid["dropout"][0], arm.grid["decay"][0])
@@ -233,8 +229,8 @@ class Plan:
     # --- coverage ---------------------------------------------------------------------------------------------
 
     def list_uncovered(self) -> list[str]:
-        """Registered runs that no arm measures, whatever the protocol."""
-        covered = {arm.experiment for arm in self.arms.values()}
+        """Registered runs that no arm measures, whatever the protocol, and of which the first sample has no record."""
+        covered = {arm.experiment for arm in self.arms.values()} | list_first_sample()
         return [one.name for one in EXPERIMENTS if one.name not in covered]
 
 
@@ -267,17 +263,22 @@ def read_plan(file: Path = PLAN) -> Plan:
     return plan
 
 
-def list_rest(studies: Mapping[str, Study], left_out: Mapping[str, str], results: Path = RESULTS) -> list[str]:
+def list_rest(studies: Mapping[str, Study], left_out: Mapping[str, str]) -> list[str]:
     """Registered runs that no study before runs as they are registered, and that the first sample has no record of.
 
     Those that no study runs at all come first.
     """
     arms = [arm for study in studies.values() for arm in study.arms]
     done = {arm.experiment for arm in arms if arm.is_as_registered} | set(left_out)
-    done |= {file.stem.rpartition("-seed")[0] for file in results.glob("*.json")}
+    done |= list_first_sample()
     done |= {one.name for one in EXPERIMENTS if is_plain(one.config)}  # measured by their own studies, as they are
     some = {arm.experiment for arm in arms}
     return sorted((one.name for one in EXPERIMENTS if one.name not in done), key=lambda name: name in some)
+
+
+def list_first_sample(results: Path = RESULTS) -> set[str]:
+    """Registered runs that were measured on 6,903 stories: their records lie in results itself."""
+    return {file.stem.rpartition("-seed")[0] for file in results.glob("*.json")}
 
 
 def is_plain(config: RunConfig) -> bool:

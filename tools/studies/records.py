@@ -101,6 +101,7 @@ def take(file: Path, results: Path) -> tuple[list[str], list[str]]:
     return new, old
 
 
-def list_stories(records: Iterable[Record]) -> int:
-    """How many records have the loss of every story."""
-    return sum("stories" in record for record in records)
+def count_with_stories(records: Iterable[Record]) -> int:
+    """How many records have the loss of every story of test."""
+    found = [record.get("stories") for record in records]
+    return sum(isinstance(one, dict) and isinstance(one.get("test"), dict) for one in found)

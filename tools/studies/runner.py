@@ -50,10 +50,12 @@ class Slice(Queue):
         records: Records,
         minutes: float,
         workers: int,
+        most: int | None,
         small: Mapping[str, Any],
         say: Callable[[str], None],
     ) -> None:
-        self.plan, self.study, self.data, self.home, self.small = plan, study, data, out / HOME, small
+        self.plan, self.study, self.data, self.home = plan, study, data, out / HOME
+        self.small, self.most = small, most
         self.known: dict[str, Record] = dict(records)  # what is measured, here and before
         self.new: dict[str, Record] = {}  # what is measured here
         self.begun: dict[str, Turn] = {}  # by the place of the record
@@ -66,7 +68,11 @@ class Slice(Queue):
         first = next(self.open_runs(), None)
         if first is None:
             raise ConfigError(f"the slice {study.name!r} is done, as far as it can be known by now; choose another")
-        super().__init__([self._make_job(first)], work, work / "records", say, at_once=workers)
+
+        def say_when(text: str) -> None:
+            say(f"[{time.monotonic() - self.began:4.0f} s, {len(self.new)} done] {text}")
+
+        super().__init__([self._make_job(first)], work, work / "records", say_when, at_once=workers)
         self.turns = []
 
     # --- what is next -----------------------------------------------------------------------------------------
@@ -95,7 +101,7 @@ class Slice(Queue):
     def _choose(self) -> Turn | None:
         """The first open run that ends in time and finds room; None where there is none at the moment."""
         with self.choosing:
-            if self.late or self.stopped or self.signals.count:
+            if self.late or self.stopped or self.signals.count or len(self.turns) == self.most:
                 return None
             used = sum(cost.used_bytes for cost in self.active.values())
             for run in self.open_runs():
@@ -148,14 +154,15 @@ class Slice(Queue):
             self._run_job(turn)
             record: dict[str, Any] | None = None
             if turn.state == "done":
-                record = slim(read_object(turn.record)) | {"arm": run.arm.key, "study": run.arm.study}
+                found = read_object(turn.record)
+                record = (found if run.arm.is_as_registered else slim(found)) | {"arm": run.arm.key}
                 if run.arm.lengths:
                     record["lengths"] = self._score_lengths(turn.folder.path, run.arm.lengths)
                 gpu = self.active[run.record].gpu_seconds
                 self.crowding.append(max(0.0, time.monotonic() - started - START) / max(gpu, 0.1))
             elif any(word in turn.reason for word in DIVERGED):
                 about = {"name": turn.job.name, "experiment": turn.job.experiment.name, "seed": turn.job.seed}
-                record = about | {"status": "failed", "reason": turn.reason, "arm": run.arm.key, "study": run.arm.study}
+                record = about | {"status": "failed", "reason": turn.reason, "arm": run.arm.key}
             with self.choosing:
                 if record is not None:
                     self.known[run.record] = self.new[run.record] = record
@@ -183,8 +190,7 @@ class Slice(Queue):
     # --- what it tells ----------------------------------------------------------------------------------------
 
     def _title(self, turn: Turn) -> str:
-        now = time.monotonic() - self.began
-        return f"[{now:5.0f} s, {len(self.new)} done] {self.study.name}/{turn.job.name}: "
+        return f"{self.study.name}/{turn.job.name}: "
 
     def _save(self) -> None:
         """What stands is in the records."""
@@ -207,6 +213,7 @@ def run_slice(
     records: Records,
     minutes: float,
     workers: int,
+    most: int | None = None,
     small: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> Slice:
@@ -222,6 +229,7 @@ def run_slice(
         records=records,
         minutes=minutes,
         workers=1 if study.is_alone else workers,
+        most=most,
         small=small,
         say=say,
     )

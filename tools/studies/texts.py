@@ -12,7 +12,7 @@ from some_moe.system.files import write_whole
 
 MOST_BYTES = 45 << 20
 SPLITS = ("train", "valid", "test")
-# Which files make which folder, first to last: published runs take the first 10,000 stories, which hold the first sample.
+# In this order: published runs take the first 10,000 stories, among which is the whole first sample.
 STORIES = {
     "train": ("tinystories_train.jsonl", "tinystories_more_train.jsonl"),
     "valid": ("tinystories_more_valid.jsonl",),
@@ -23,7 +23,7 @@ FOLDERS = {"tinystories": STORIES, "novels": NOVELS}
 
 
 def lay_out(source: Path, out: Path, say: Callable[[str], None]) -> int:
-    """Write OUT/NAME/SPLIT.jsonl.gz of every folder; return their bytes. Everything is read before anything is written."""
+    """Write OUT/NAME/SPLIT.jsonl.gz of every folder, once all is read; return their bytes."""
     packed: dict[Path, bytes] = {}
     for folder, splits in FOLDERS.items():
         for split, names in splits.items():
