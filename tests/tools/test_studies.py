@@ -345,10 +345,10 @@ def test_pages_show_intervals_and_judge_statements(place: Path) -> None:
     losses = {"ladder/gravity-v4": 2.75, "ladder/frozen-keys": 2.745, "ladder/dense-equal-trainable": 2.5}
     write_all(make_up(losses), place / "results")
     made = {path.name: text.decode() for path, text in make_pages(place / "results", place / "docs/studies").items()}
-    row = next(line for line in made["ladder.md"].splitlines() if line.startswith("| dense, 768"))
+    row = next(line for line in made["ladder.md"].splitlines() if line.startswith("| `dense-equal-trainable`"))
     assert "±" in row
     assert "| -0.2" in row
-    assert " * |" not in row, "all of its runs are in"
+    assert "` * |" not in row, "all of its runs are in"
     assert "study-ladder-difference.svg" in made
     assert "Not measured yet: " in made["ladder.md"]
     verdicts = made["README.md"].splitlines()

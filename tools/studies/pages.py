@@ -145,7 +145,7 @@ class Page:
         return [*parts, self.show_origin(measured)]
 
     def show_arms(self, arms: Sequence[Outcome], base: Outcome | None) -> str:
-        heads = ["what", "test", "difference", "seeds", "rate, dropout, decay", "trained M", "stored", "M tokens",
+        heads = ["arm", "what", "test", "difference", "seeds", "rate, dropout, decay", "trained M", "stored", "M tokens",
                  "seconds", "gini"]  # fmt: skip
         rows = []
         for one in arms:
@@ -153,7 +153,8 @@ class Page:
             settings = one.settings
             mark = "" if one.is_whole else " *"
             rows.append([
-                plain(one.arm.words) + mark,
+                f"`{one.arm.name}`{mark}",
+                plain(one.arm.words),
                 str(one.loss) if one.loss else ABSENT,
                 gap.signed() if gap else ABSENT,
                 str(len(one.by_seed)),
@@ -169,7 +170,7 @@ class Page:
             if any(not one.is_whole for one in arms)
             else ""
         )
-        return table(heads, rows) + note
+        return table(heads, rows, words=2) + note
 
     def show_figures(self, study: str, arms: Sequence[Outcome], base: Outcome | None) -> list[str]:
         title = f"{self.about['title']}: {study.replace('-', ' ')}"
