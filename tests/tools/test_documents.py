@@ -230,3 +230,13 @@ def test_the_package_does_without_the_tools() -> None:
     imports = re.compile(r"^\s*(from|import) tools\b", re.MULTILINE)
     package = sorted((REPOSITORY / "src").rglob("*.py"))
     assert [file for file in package if imports.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_results_at_the_published_sizes_stand_in_the_place_of_older_ones(here: Path, make_up: MakeUp) -> None:
+    newer = make_up("A1", 0, loss=0.7123, file="newer.json")
+    (here / "results/published").mkdir()
+    newer.rename(here / "results/published/A1-seed0.json")
+    text = write_text()
+    assert "0.7123" in text
+    assert "0.7500 ±" not in text
+    assert "frozen-keys-seed0.json" in text, "what has no newer one stays"

@@ -145,8 +145,8 @@ class Page:
         return [*parts, self.show_origin(measured)]
 
     def show_arms(self, arms: Sequence[Outcome], base: Outcome | None) -> str:
-        heads = ["arm", "what", "test", "difference", "seeds", "rate, dropout, decay", "trained M", "stored", "M tokens",
-                 "seconds", "gini"]  # fmt: skip
+        heads = ["arm", "what", "test", "difference", "seeds", "rate, dropout, decay", "trained M", "stored",
+                 "M tokens", "seconds", "gini"]  # fmt: skip
         rows = []
         for one in arms:
             gap = None if base is None or one is base else one.minus(base)
