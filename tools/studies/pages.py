@@ -63,7 +63,7 @@ def write_pages(arguments: list[str]) -> int:
 def make_pages(results: Path, out: Path) -> dict[Path, bytes]:
     """{path: contents} of every page and figure."""
     plan, records, words = read_plan(), read_records(results), yaml.safe_load(WORDS.read_text(encoding="utf-8"))
-    outcomes, files = Outcomes(plan, records), {}
+    outcomes, files = Outcomes(plan, records), dict[Path, bytes]()
     predictions = read_predictions(out / PREDICTIONS)
     for name, about in words["pages"].items():
         page = Page(name, about, outcomes, out, results)

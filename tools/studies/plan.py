@@ -102,7 +102,7 @@ class Run:
         """What is set otherwise than registered; the library changes with the random seed."""
         found = dict(self.arm.changes) | ({} if self.settings is None else self.settings.overrides)
         found |= {} if self.passes is None else {"train.epochs": self.passes}
-        return found | {"model.expert_seed": self.seed} | self.small
+        return {**found, "model.expert_seed": self.seed, **self.small}
 
     @cached_property
     def config(self) -> RunConfig:
@@ -181,7 +181,7 @@ class Plan:
         own, other = (self._time(arm.experiment, arm.changes, records), self._time(arm.seconds_of, {}, records))
         if own is None or other is None:
             return 0
-        return max(1, round(arm.changes["train.epochs"] * other / own))
+        return max(1, round(float(arm.changes["train.epochs"]) * other / own))
 
     def _time(self, name: str, changes: Mapping[str, Any], records: Records) -> float | None:
         """Seconds a step, alone on the chip, of the arm of `timing` that has this experiment and width."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -233,17 +234,17 @@ def run_slice(
         small=small,
         say=say,
     )
-    prepare_all(queue, say)
+    prepare_first(queue, say)
     with sharing(work, say, wanted=queue.at_once > 1):
         queue.run()
     say(queue.summary())
     return queue
 
 
-def prepare_all(queue: Slice, say: Callable[[str], None]) -> None:
-    """Read every text that the open runs ask for, before many processes would each do it."""
+def prepare_first(queue: Slice, say: Callable[[str], None]) -> None:
+    """Read what the first runs ask for, before many processes wait for one to do it; the rest is read beside."""
     asked: dict[tuple[Any, ...], None] = {}
-    for run in queue.open_runs():
+    for run in islice(queue.open_runs(), queue.at_once):
         data, vocab = run.config.data, run.config.model.vocab_size
         key = (run.arm.data, data.seq_len, data.train_subset_size, data.val_subset_size, vocab)
         if key in asked:

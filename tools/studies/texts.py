@@ -13,13 +13,13 @@ from some_moe.system.files import write_whole
 MOST_BYTES = 45 << 20
 SPLITS = ("train", "valid", "test")
 # In this order: published runs take the first 10,000 stories, among which is the whole first sample.
-STORIES = {
+STORIES: dict[str, tuple[str, ...]] = {
     "train": ("tinystories_train.jsonl", "tinystories_more_train.jsonl"),
     "valid": ("tinystories_more_valid.jsonl",),
     "test": ("tinystories_more_test.jsonl",),
 }
-NOVELS = {split: (f"domains/novels_{split}.jsonl",) for split in SPLITS}
-FOLDERS = {"tinystories": STORIES, "novels": NOVELS}
+NOVELS: dict[str, tuple[str, ...]] = {split: (f"domains/novels_{split}.jsonl",) for split in SPLITS}
+FOLDERS: dict[str, dict[str, tuple[str, ...]]] = {"tinystories": STORIES, "novels": NOVELS}
 
 
 def lay_out(source: Path, out: Path, say: Callable[[str], None]) -> int:
