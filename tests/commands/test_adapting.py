@@ -89,6 +89,8 @@ def test_an_open_run_is_read_with_and_not_changed(trained: Path) -> None:
         (["--stream", "a.txt", "--controls", "still,nobody"], "--controls 'nobody' is unknown"),
         (["--stream", "a.txt", "--model.top-k", "1"], "model.top_k is the run's"),
         (["--stream", "a.txt", "--gravity.alpha", "-1"], "gravity.alpha"),
+        (["--stream", "a.txt", "--html", "absent/page.html"], "--html 'absent/page.html' is no place for a page"),
+        (["--stream", "a.txt", "--html", "."], "--html '.' is no place for a page"),
         ([], "`some adapt` needs --stream"),
     ],
 )

@@ -265,6 +265,13 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(
     assert sentence in str(caught.value)
 
 
+def test_what_is_reported_chooses_no_rate(run: Path, texts: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy.txt"
+    copy.write_text(texts["b"].read_text())
+    with pytest.raises(ConfigError, match=r"copy\.txt is in --valid and in --stream"):
+        read(run, texts, rates=[1.0, 2.0], valid=[texts["valid"], copy])
+
+
 def test_texts_that_hold_nothing_are_refused(run: Path, texts: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(ConfigError, match="holds no text"):

@@ -1,6 +1,7 @@
 """`some adapt`: keys that move while they read."""
 
 import sys
+from pathlib import Path
 
 from some_moe.cli import Parser, look, write, write_json
 from some_moe.commands.training import take_settings
@@ -30,14 +31,14 @@ def adapt_keys(arguments: list[str]) -> int:
     settings, words = take_settings(arguments, prog)
     options = vars(parser.parse(words))
     as_json, page = options.pop("json"), options.pop("html")
+    if page is not None and (Path(page).is_dir() or not Path(page).absolute().parent.is_dir()):
+        raise UsageError(f"--html {page!r} is no place for a page; name a file in a folder that is there")
     options["rates"] = read_rates(options.pop("rate"))
     options["controls"] = [word.strip() for word in (options["controls"] or "still").split(",")]
 
     from some_moe.training.runs import load
 
     load(options["run"], checkpoint=options["checkpoint"])  # one that is none is refused before torch is loaded
-
-    from pathlib import Path
 
     from some_moe.glass.adaptation import adapt
     from some_moe.system.files import write_whole

@@ -261,6 +261,9 @@ def adapt(
     texts = [read_text(source, opened, chunk_tokens) for source in stream]
     practice = [read_text(source, opened, chunk_tokens) for source in valid]
     kept = opened.read_data().valid if keep is None else read_text(keep, opened, chunk_tokens).rows
+    for text in practice:
+        if text.digest in {read.digest for read in texts}:
+            raise ConfigError(f"{text.name} is in --valid and in --stream; choose rates by text that is not reported")
     sizes = [size for text in texts for size in text.sizes]
     if len(sizes) < 2:
         few = f"the stream has {sum(sizes):,} tokens, which is one chunk: nothing is read after keys have moved"
