@@ -1,6 +1,6 @@
 """`some_moe.adapt`: how a run reads a stream while its keys move, as an object that shows itself, and as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +9,10 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from some_moe.errors import in_a_sentence
-from some_moe.glass.page.blocks import Block, Number, Numbers, Page, Section, Svg, Table
+from some_moe.glass.page.blocks import Number, Numbers, Page, Section, Svg, Table
 from some_moe.glass.page.render import render_fragment, render_page
 from some_moe.glass.page.sweep import WIDTH, frame
-from some_moe.layout import ABSENT, Column, Style, format_number, format_table, make_table, number_column, wrap
+from some_moe.layout import ABSENT, Column, Style, format_number, format_table, number_column, wrap
 from some_moe.system.reading import clean
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ MOST_POINTS = 180  # of a curve: more chunks are averaged
 LONGEST_NAME = 16
 HUES = {"still": "0 0% 50%", "gravity": "210 85% 45%", "random": "35 85% 45%", "bias": "150 65% 38%",
         "dynamic": "280 55% 55%", "trigram": "350 65% 50%"}  # fmt: skip
-LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 60, 150, 34, 300, 330
+LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 70, 150, 34, 300, 330
 
 
 @in_a_sentence()
@@ -52,12 +52,14 @@ class Adaptation:
 
     def format(self, *, width: int | None = None, style: Style = Style()) -> str:  # noqa: B008 (frozen)
         """The table and what its words mean, for a terminal."""
-        lines = [style.bold(self.title), *format_table(*self.table(), width=width, style=style, indent="  ")]
-        return "\n".join([*lines, *wrap(self.legend, width=min(width or 100, 100))]) + "\n"
+        lines = [style.bold(self.title)]
+        for table in self.tables():
+            lines += format_table(table.columns, table.rows, width=width, style=style, indent="  ")
+            lines += [*wrap(table.caption, width=min(width or 100, 100)), ""]
+        return "\n".join(lines[:-1]) + "\n"
 
     def _repr_html_(self) -> str:
-        blocks: list[Block] = [Table(*self.table(), self.legend), *self.drawings().values()]
-        return render_fragment(str(clean(self.title)), blocks)
+        return render_fragment(self.title, [*self.tables(), *self.drawings().values()])
 
     def page(self) -> str:
         """All of it as one self-contained HTML page."""
@@ -68,7 +70,7 @@ class Adaptation:
             Number("lost on the old text", show_lost(gravity), found["keep"]),
             Number("keys have moved", format_number(gravity["drift"][-1], ".1%"), "of their length, on average"),
         ]
-        sections = [Section("Outcome", [Numbers(numbers), Table(*self.table(), self.legend)])]
+        sections = [Section("Outcome", [Numbers(numbers), *self.tables()])]
         sections += [Section(title, [drawing]) for title, drawing in self.drawings().items()]
         names = " → ".join(text["name"] for text in found["texts"])
         return render_page(
@@ -83,34 +85,37 @@ class Adaptation:
     def legend(self) -> str:
         found = self.record
         text = (
-            f"Nats a token; each chunk of about {found['chunk_tokens']:,} tokens was scored before anything moved. "
-            "Ahead: of still keys, over the whole stream, ± 95 % over chunks. Old text, after the stream: "
-            f"{clean(found['keep'])}; lost: against before. Drift: mean distance of keys from where they were, in "
-            "lengths of a key."
+            f"Nats a token; each chunk of about {found['chunk_tokens']:,} tokens was scored before anything moved. Old "
+            f"text, after the stream: {clean(found['keep'])}; lost: against before. Drift: mean distance of keys from "
+            "where they were, in lengths of a key. Moves: how many values may."
         )
         for who, many in found["tried"].items():
             told = ", ".join(f"{one['rate']:g}: {format_number(one['loss'], '.4f')}" for one in many)
             text += f" Rates of {who} and their loss on valid: {told}."
         return text + (f" Moved keys: {clean(found['out'])}." if found["out"] else "")
 
-    def table(self) -> tuple[Sequence[Column], Sequence[Sequence[str]]]:
-        def of_text(place: int) -> Column:
+    def tables(self) -> list[Table]:
+        """Losses, and how far each reader is ahead of still keys."""
+
+        def of_text(place: int, show: Callable[[dict[str, Any]], str]) -> Column:
             name = str(clean(self.record["texts"][place]["name"]))
             short = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
-            return Column(short, lambda one: format_number(one["texts"][place]["loss"], ".4f"), numeric=True)
+            return Column(short, lambda one: show(one["texts"][place]), numeric=True)
 
-        columns = (
-            Column("reader", lambda one: one["who"]),
-            number_column("rate", "rate", "g"),
-            *(of_text(place) for place in range(len(self.record["texts"]))),
+        places, readers = range(len(self.record["texts"])), self.record["readers"]
+        first = (Column("reader", lambda one: one["who"]), number_column("rate", "rate", "g"))
+        losses = (
+            *first,
+            *(of_text(place, lambda text: format_number(text["loss"], ".4f")) for place in places),
             number_column("all", "loss", ".4f"),
-            Column("ahead", lambda one: ABSENT if one["who"] == "still" else show_gain(one), numeric=True),
             Column("old text", lambda one: format_number(one["kept"][-1], ".4f"), numeric=True),
             Column("lost", show_lost, numeric=True),
             Column("drift", lambda one: format_number(one["drift"][-1] if one["drift"] else None, ".4f"), numeric=True),
-            number_column("values that move", "moves", ",d"),
+            number_column("moves", "moves", ",d"),
         )
-        return make_table(columns, self.record["readers"])
+        gains = (*first, *(of_text(place, show_gain) for place in places), Column("all", show_gain, numeric=True))
+        ahead = "Ahead of still keys, in nats a token, ± 95 % over chunks."
+        return [Table.of(losses, readers, self.legend), Table.of(gains, readers[1:], ahead)]
 
     def drawings(self) -> dict[str, Svg]:
         """Curves over the tokens read, by title."""
