@@ -23,6 +23,9 @@ CONFIGS: dict[str, Any] = {
     "qwen2": Qwen2Config(**SMALL, num_key_value_heads=2, **TOKENS),
 }
 IDS = torch.randint(3, 96, (2, 9), generator=torch.Generator().manual_seed(0))
+# transformers 5.23 has another name for it.
+NEW, OLD = "activation_checkpointing", "gradient_checkpointing"
+CHECKPOINTING = NEW if NEW in TrainingArguments.__dataclass_fields__ else OLD
 
 
 def make(family: str = "gpt2", **settings: Any) -> Any:
@@ -78,8 +81,47 @@ def test_a_grafted_model_is_saved_loaded_and_generates(family: str, tmp_path: Pa
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_only_the_chosen_blocks_change(family: str) -> None:
-    model = make(family, layers=[1])
-    assert [layer.layer for recorder in find_recorders(model) for layer in recorder.layers] == [1]
+    """All of a block's own feed-forward layer goes, its gate too; the other blocks keep theirs."""
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(CONFIGS[family]).state_dict()
+    found = make(family, layers=[1]).state_dict()
+    assert all(torch.equal(value, plain[name]) for name, value in found.items() if ".mlp.some." not in name)
+    gone = sorted(name.split(".1.")[1] for name in plain.keys() - found.keys())
+    assert gone == sorted(name.split(".1.")[1] for name in plain if ".1.mlp." in name)
+    assert {name.split(".mlp.")[0][-1] for name in found if ".mlp.some." in name} == {"1"}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_cache_and_padding_on_the_left_change_no_token(family: str) -> None:
+    model = make(family).eval()
+    wide = torch.cat((torch.zeros(2, 3, dtype=torch.int64), IDS), 1)
+    found = []
+    for ids, options in ((IDS, {}), (IDS, {"use_cache": False}), (wide, {})):
+        options |= {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0, "attention_mask": (ids > 0).long()}
+        found.append(model.generate(ids, **options)[:, ids.shape[1] :])
+    assert found[0].shape == (2, 6)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "lora": {"trainability": "lora", "lora_rank": 2},
+    "full": {"trainability": "full"},
+    "orthogonal": {"init_method": "orthogonal"},
+    "half": {"expert_dtype": "bfloat16"},
+    "gated": {"activation": "swiglu"},
+    "smoothed": {"gravity": GravityConfig(key_ema=0.5)},
+    "weights": {"router": "weights"},
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_every_kind_of_layer_opens_again(kind: str, tmp_path: Path) -> None:
+    model = make(**SETTINGS[kind]).eval()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(again(IDS).logits, model(IDS).logits, atol=1e-6, rtol=0)
 
 
 def test_a_model_that_was_cast_opens_again(tmp_path: Path) -> None:
@@ -104,8 +146,12 @@ def test_what_cannot_be_grafted_is_refused() -> None:
         some_moe.graft(make())
     with pytest.raises(ConfigError, match="layer 7 is not there"):
         make(layers=[7])
+    with pytest.raises(ConfigError, match="names no block"):
+        make(layers=[])
     with pytest.raises(ConfigError, match="top_k 9 is more than num_experts 8"):
         make(top_k=9)
+    with pytest.raises(ConfigError, match="balance_loss is of a whole SoME model"):
+        make(balance_loss=0.1)
 
 
 def test_gradient_checkpointing_counts_no_token_twice(tmp_path: Path) -> None:
@@ -115,7 +161,7 @@ def test_gradient_checkpointing_counts_no_token_twice(tmp_path: Path) -> None:
         options: dict[str, Any] = {"max_steps": 2, "save_strategy": "no"}
         if reentrant is not None:
             kwargs = {"use_reentrant": reentrant}
-            options |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
+            options |= {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": kwargs}
         train(model, tmp_path, **options)
         layer = next(find_recorders(model)).layers[0]
         assert layer.state is not None
@@ -146,8 +192,11 @@ def test_micro_batches_move_the_keys_as_one_batch_does(tmp_path: Path) -> None:
         torch.testing.assert_close(whole, parts, atol=1e-5, rtol=0)
 
 
-def test_it_learns_its_keys_move_its_experts_stay_and_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    model = make()
+@pytest.mark.parametrize(
+    "family", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2"))]
+)
+def test_it_learns_its_keys_move_its_experts_stay_and_it_resumes_to_the_same_bits(family: str, tmp_path: Path) -> None:
+    model = make(family)
     keys, experts = keys_of(model), describe_experts(model)
     trainer = train(model, tmp_path / "whole")
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
@@ -155,7 +204,7 @@ def test_it_learns_its_keys_move_its_experts_stay_and_it_resumes_to_the_same_bit
     assert losses[-1] < 0.8 * losses[0]
     assert all(not torch.equal(old, new) for old, new in zip(keys, keys_of(model), strict=True))
     assert describe_experts(model) == experts
-    again = make()
+    again = make(family)
     train(again, tmp_path / "again", resume=str(tmp_path / "whole" / "checkpoint-25"))
     state = again.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

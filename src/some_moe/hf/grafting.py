@@ -31,7 +31,12 @@ from some_moe.model.router import KeyRouter
 
 PLACE = "mlp"  # what the three families call the feed-forward layer of a block
 
-HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# What a layer alone knows nothing of; it would be passed over in silence.
+OF_WHOLE_MODELS = {
+    *("vocab_size", "d_model", "num_layers", "num_heads", "positions", "norm", "embedding_std", "dropout"),
+    *("ffn", "dense_width", "grounding", "balance_loss", "entropy_band", "entropy_band_weight", "residual_dtype"),
+}
 
 
 class GraftedLayer(nn.Module):
@@ -89,10 +94,8 @@ class Grafted:
         saved = self.config.some["checksums"]
         for place, library in enumerate(list_remade(self)):
             told = saved[place] if place < len(saved) else {}
-            stacks = library.stacks()
-            if told.get("dtype") in HALVES:  # of a model that was cast, and whose experts were rounded
-                stacks = [stack.to(HALVES[told["dtype"]]) for stack in stacks]
-            found = checksum(stacks)
+            dtype = DTYPES.get(told.get("dtype", ""), library.up.dtype)  # of a model that was cast, its experts with it
+            found = checksum([stack.to(dtype) for stack in library.stacks()])
             if told.get("checksum") != found:
                 raise ConfigError(
                     f"the experts of layer {library.layer} have the checksum {found}, but config.json says "
@@ -168,13 +171,15 @@ def graft(
         raise ConfigError(f"{type(model).__name__} cannot be grafted; use one of {names}")
     blocks = find_blocks(model)
     chosen = [*range(len(blocks))] if layers is None else sorted(set(layers))
+    if not chosen:
+        raise ConfigError("layers names no block; leave it out for all of them")
     for number in chosen:
-        if not 0 <= number < len(blocks):
+        if number not in range(len(blocks)):
             raise ConfigError(f"layer {number} is not there: the model has blocks 0 to {len(blocks) - 1}")
-    if settings.get("grounding"):
-        raise ConfigError("grounding joins the layers of a whole SoME model; leave it out of a graft")
-    if settings.get("router") == "hash" or settings.get("ffn", "some") != "some":
-        raise ConfigError("a grafted layer finds its experts by content; leave out ffn and router: hash")
+    for name in sorted(OF_WHOLE_MODELS & settings.keys()):
+        raise ConfigError(f"{name} is of a whole SoME model, not of its layers; leave it out of a graft")
+    if settings.get("router") == "hash":
+        raise ConfigError("a grafted layer finds its experts by content; leave out router: hash")
     heads, d_model = model.config.num_attention_heads, model.config.hidden_size
     shape = {"num_experts": num_experts, "d_ffn": d_ffn, "top_k": top_k, "d_model": d_model, "num_heads": heads}
     config = ModelConfig(**(shape | {"num_layers": len(blocks), "positions": "alibi"} | settings))
