@@ -15,6 +15,7 @@ from some_moe.hf import GravityCallback, SomeForCausalLM, export
 from some_moe.hf.recording import join_group
 from some_moe.model.tokens import TokenInfo
 from some_moe.parallel.process_group import ProcessGroup
+from tests.hf.test_grafting import CHECKPOINTING
 from tests.hf.test_models import IDS, small_config
 from tests.shared.untrained import write_run
 
@@ -54,6 +55,22 @@ def test_a_step_is_our_step(kind: str, tmp_path: Path) -> None:
         assert torch.equal(a.state.total, b.state.total)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_loses_no_share_of_the_gradient(reentrant: bool, tmp_path: Path) -> None:
+    """A loss of the routing, and a query that the next layer takes over, lie beside what a block hands on."""
+    config = small_config("grounded").override({"model.balance_loss": 0.1})
+    export(write_run(tmp_path / "run", config), tmp_path / "out")
+    found = []
+    for is_lean in (False, True):
+        model = SomeForCausalLM.from_pretrained(tmp_path / "out").train()
+        if is_lean:
+            getattr(model, f"{CHECKPOINTING}_enable")({"use_reentrant": reentrant})
+        model(IDS, labels=IDS).loss.backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=0)
+
+
 def move_in_a_process(rank: int, place: Path, out: Path) -> None:
     """One of two processes that have half of the rows each."""
     torch.set_num_threads(1)
@@ -90,8 +107,7 @@ def test_it_learns_under_the_trainer_and_what_it_learned_opens_again(tmp_path: P
     options = TrainingArguments(
         str(tmp_path / "train"),
         **{"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 4},
-        **{"save_steps": 12, "report_to": "none", "use_cpu": True, "disable_tqdm": True},
-        gradient_checkpointing=True,
+        **{"save_steps": 12, "report_to": "none", "use_cpu": True, "disable_tqdm": True, CHECKPOINTING: True},
     )
     trainer = Trainer(model=model, args=options, train_dataset=rows, callbacks=[GravityCallback()])
     trainer.train()

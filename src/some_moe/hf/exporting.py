@@ -13,7 +13,7 @@ from some_moe.config import ConfigError
 from some_moe.data.tokenizer import BOS, EOS, PAD, SPECIAL_TOKENS, Tokenizer
 from some_moe.errors import in_a_sentence
 from some_moe.hf.card import write_card
-from some_moe.hf.modeling import AUTO_MAP, FILE, IMPORTS, SHIM, SomeForCausalLM
+from some_moe.hf.modeling import AUTO_MAP, FILE, SHIM, SomeForCausalLM
 from some_moe.hf.modeling_some import Library, SomeConfig
 from some_moe.model.expert_weights import checksum
 from some_moe.model.transformer import SomeLM
@@ -58,7 +58,7 @@ def export(
         write_tensors(scratch / "model.safetensors", tensors, metadata={"format": "pt"})
         make_tokenizer(run.tokenizer, run.config.data.seq_len).save_pretrained(scratch)
         make_generation_config().save_pretrained(scratch)
-        write_whole(scratch / f"{FILE}.py", read_modeling() if standalone else SHIM.format(imports=IMPORTS))
+        write_whole(scratch / f"{FILE}.py", read_modeling() if standalone else SHIM)
         write_whole(scratch / "README.md", write_card(run, config, standalone=standalone))
         with quiet():
             SomeForCausalLM.from_pretrained(scratch)  # what cannot be opened is not handed out

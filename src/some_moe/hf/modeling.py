@@ -20,8 +20,10 @@ from some_moe.model.routing import Routing
 from some_moe.model.transformer import SomeLM, sum_aux_losses
 from some_moe.precision import full_precision, product_dtype
 
-SHIM = '"""Written by `some export`; the model is in the package some-moe."""\n\n{imports}\n'
-IMPORTS = "from some_moe.hf import SomeConfig, SomeForCausalLM  # noqa: F401"
+SHIM = """\"\"\"Written by `some export`; the model is in the package some-moe.\"\"\"
+
+from some_moe.hf import SomeConfig, SomeForCausalLM  # noqa: F401
+"""
 FILE = "modeling_some"
 AUTO_MAP = {"AutoConfig": f"{FILE}.SomeConfig", "AutoModelForCausalLM": f"{FILE}.SomeForCausalLM"}
 
@@ -60,7 +62,8 @@ class FastLibrary(Library):
         stacks = self.find_stacks(x)
         with full_precision(x):
             if stacks is None:
-                return super().forward(x, experts, gates)
+                y: Tensor = super().forward(x, experts, gates)
+                return y
             lora = None
             if self.has_lora:
                 lora = LoraWeights(**{name: getattr(self, name) for name in ("up_in", "up_out", "down_in", "down_out")})
@@ -126,7 +129,7 @@ class SomeForCausalLM(modeling_some.SomeForCausalLM):
         self.config.auto_map = AUTO_MAP
         super().save_pretrained(*args, **kwargs)
         folder = Path(args[0] if args else kwargs["save_directory"])
-        (folder / f"{FILE}.py").write_text(SHIM.format(imports=IMPORTS), encoding="utf-8")
+        (folder / f"{FILE}.py").write_text(SHIM, encoding="utf-8")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -151,7 +154,8 @@ class SomeForCausalLM(modeling_some.SomeForCausalLM):
             inputs.append(x)
             arguments = (x, geometry, info, None, routings[-1].query if routings else None, held)
             if self.gradient_checkpointing and is_recorded:
-                x, routing = self._gradient_checkpointing_func(block.__call__, *arguments)
+                # The other way hands no gradient on through a routing: its share of the loss would be lost.
+                x, routing = self._gradient_checkpointing_func(block.__call__, *arguments, use_reentrant=False)
             else:
                 x, routing = block(*arguments)
             if routing is not None:
