@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
+from huggingface_hub import constants
 
 import some_moe
 from some_moe.cli import main
@@ -93,6 +95,19 @@ def test_bad_input_is_one_sentence(run: Path, capsys: pytest.CaptureFixture[str]
     assert "names none, or one twice" in refused(capsys, *start, "--tasks", ",")
     assert "is no name of a task" in refused(capsys, *start, "--tasks", "some bytes")
     assert "is not a run" in refused(capsys, "eval", str(run / "none"), "--tasks", "some_bytes")
+
+
+def test_without_a_network_a_task_of_the_harness_is_one_sentence(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for place in (datasets.config, constants):
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    assert main(["eval", str(run), "--tasks", "lambada_openai"]) == 1
+    told = capfd.readouterr().err
+    assert told.startswith("some: the data of lambada_openai cannot be read (")
+    assert told.endswith("go online, or use some_cloze, some_bytes, some_write\n")
+    assert told.count("\n") == 1
 
 
 def test_the_harness_leaves_its_own_tasks_without_an_end(run: Path, tmp_path: Path) -> None:

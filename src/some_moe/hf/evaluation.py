@@ -167,7 +167,7 @@ def silenced() -> Iterator[None]:
     """Let the harness say nothing, and look for no git repository and no hardware: that is for its own command."""
     from lm_eval import evaluator
 
-    loggers = {name: logging.getLogger(name) for name in ("lm_eval", "transformers")}
+    loggers = {name: logging.getLogger(name) for name in ("lm_eval", "transformers", "huggingface_hub")}
     levels = {name: logger.level for name, logger in loggers.items()}
     asked = {name: getattr(evaluator, name) for name in ("get_git_commit_hash", "add_env_info")}
     for logger in loggers.values():
