@@ -21,7 +21,7 @@ from some_moe.config.parameters import count_parameters
 from some_moe.hf import SomeConfig, SomeForCausalLM, export, modeling_some
 from some_moe.model.expert_weights import checksum
 from some_moe.training.generation import generate_tokens
-from tests.hf.test_models import CLASSES, IDS, compare_logits, quiet_generate, small_config
+from tests.hf.test_models import CLASSES, IDS, compare_halves, compare_logits, quiet_generate, small_config
 from tests.shared.typed import refused
 from tests.shared.untrained import make_tokenizer, write_run
 
@@ -101,10 +101,22 @@ def test_the_tokenizer_gives_our_ids_and_pads_on_the_left(folder: Path) -> None:
     assert int(batch.input_ids[0, 0]) == theirs.pad_token_id == 0
 
 
-def test_a_pipeline_writes(folder: Path) -> None:
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    assert write("abc", max_new_tokens=4, do_sample=False)[0]["generated_text"].startswith("abc")
+def test_a_pipeline_writes_a_batch_as_it_writes_each_text(folder: Path) -> None:
+    write = pipeline("text-generation", model=str(folder))
+    texts, options = ["abc", "defg hab abc"], {"max_new_tokens": 4, "do_sample": False}
+    each = [write(text, **options)[0]["generated_text"] for text in texts]
+    assert all(found.startswith(text) and found != text for found, text in zip(each, texts, strict=True))
+    assert [found[0]["generated_text"] for found in write(texts, batch_size=2, **options)] == each
+
+
+def test_the_same_seed_draws_the_same_text(folder: Path) -> None:
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        drawn.append(model.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=8))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -119,7 +131,8 @@ def test_every_way_to_generate_gives_our_tokens(run: Path, folder: Path, kind: s
 @pytest.mark.parametrize("kind", CLASSES)
 def test_what_is_saved_again_is_the_same(folder: Path, kind: str, tmp_path: Path) -> None:
     model = CLASSES[kind].from_pretrained(folder)
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").exists(), "in several files"
     again = CLASSES[kind].from_pretrained(tmp_path)
     assert again.config.checksums == model.config.checksums
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
@@ -128,20 +141,11 @@ def test_what_is_saved_again_is_the_same(folder: Path, kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("way", ["loaded", "cast"])
-def test_in_bfloat16_the_keys_stay_in_float32(run: Path, folder: Path, kind: str, way: str) -> None:
-    ours = some_moe.load(run).model
-    if way == "loaded":
-        model = CLASSES[kind].from_pretrained(folder, dtype=torch.bfloat16)
-    else:
-        model = CLASSES[kind].from_pretrained(folder).to(torch.bfloat16)
-    assert model.dtype == torch.bfloat16
-    for block, layer in zip(model.model.blocks, ours.layers, strict=True):
-        assert layer.state is not None
-        assert torch.equal(block.ffn.key_router.state.keys, layer.state.keys)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_that_is_cast_keeps_its_keys_and_writes(folder: Path, kind: str, dtype: torch.dtype) -> None:
+    whole, model = CLASSES[kind].from_pretrained(folder), CLASSES[kind].from_pretrained(folder).to(dtype)
     with torch.no_grad():
-        wanted, found = ours(IDS).logits, model(IDS).logits.float()
-    assert float((found - wanted).abs().median()) < 0.05 * float(wanted.std())
+        compare_halves(model, whole, whole(IDS).logits)
     assert quiet_generate(model, IDS).shape == (2, 8)
 
 
@@ -163,6 +167,17 @@ def test_all_experts_at_once_are_the_same_experts(folder: Path) -> None:
         assert torch.equal(model(IDS).logits, whole)
         assert all(library.stacks is not None for library in model.libraries)  # type: ignore[attr-defined]
         torch.testing.assert_close(whole, SomeForCausalLM.from_pretrained(folder)(IDS).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_more_tokens_leave_the_old_ones_as_they_were(folder: Path, kind: str, tmp_path: Path) -> None:
+    model = CLASSES[kind].from_pretrained(folder)
+    with torch.no_grad():
+        before = model(IDS).logits
+        model.resize_token_embeddings(before.shape[-1] + 8, mean_resizing=False)
+        torch.testing.assert_close(model(IDS).logits[..., :-8], before, rtol=0, atol=1e-5)
+        model.save_pretrained(tmp_path)
+        assert torch.equal(CLASSES[kind].from_pretrained(tmp_path)(IDS).logits, model(IDS).logits)
 
 
 def test_hidden_states_and_embeddings_go_in_and_out(folder: Path) -> None:
@@ -247,6 +262,18 @@ def other_init(config: dict[str, Any]) -> None:
     config["model"]["init_method"] = "sparse"
 
 
+def one_layer_less(config: dict[str, Any]) -> None:
+    config["model"]["num_layers"] = 2
+
+
+def one_checksum_more(config: dict[str, Any]) -> None:
+    config["checksums"].append("0" * 16)
+
+
+def keep_none(config: dict[str, Any]) -> None:
+    config["kept_experts"] = 0
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize(
     ("change", "words"),
@@ -255,6 +282,9 @@ def other_init(config: dict[str, Any]) -> None:
         (wrong_checksum, "layer 1 have the checksum 0000000000000000 in config.json, but"),
         (no_checksums, "layer 0 have the checksum None in config.json"),
         (other_init, "expert 0 of layer 0, made from expert_seed 7, is not the one"),
+        (one_layer_less, "has model.blocks.2.attention.key.bias, which the config does not"),
+        (one_checksum_more, "has the checksums of 4 layers, which is too many"),
+        (keep_none, "kept_experts 0 is no number of experts; use 1 or more"),
     ],
 )
 def test_a_changed_config_is_refused(copy: Path, kind: str, change: Any, words: str) -> None:
@@ -340,9 +370,9 @@ def test_the_pages_python_runs_as_it_is_printed(run: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     export(run, "hf/smoke")
     names: dict[str, Any] = {}
-    exec(blocks[0], names)
-    exec(blocks[2], names)
-    assert type(names["model"]).__name__ == "SomeGPT2LMHeadModel"
+    for block, kind in zip(blocks, ("SomeForCausalLM", "SomeForCausalLM", "SomeGPT2LMHeadModel"), strict=True):
+        exec(block, names)
+        assert type(names["model"]).__name__ == kind
 
 
 # --- in another process -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ Shapes: B rows, T positions, N = B·T tokens, E experts, K chosen, D model width
 """
 
 import math
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -208,6 +209,8 @@ class Library(nn.Module):
         self.init_method, self.sparsity = m["init_method"], m["sparsity"] if m["init_method"] == "sparse" else 0.0
         self.dtype = torch.bfloat16 if m["expert_dtype"] == "bfloat16" else torch.float32
         self.num_made, self.num_kept = config.count_made(experts), config.kept_experts
+        if self.num_kept is not None and not (isinstance(self.num_kept, int) and self.num_kept > 0):
+            raise ValueError(f"kept_experts {self.num_kept!r} is no number of experts; use 1 or more, or None for all")
         self.made: dict[int, list[Tensor]] = {}  # no buffers: from_pretrained would fill them with anything
         high = 2 * width if m.get("activation") == "swiglu" else width
         self.width = width
@@ -267,6 +270,7 @@ class Library(nn.Module):
         for expert in range(self.num_made):
             self.weights(expert, x)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def weights(self, expert: int, x: Tensor) -> dict[str, Tensor]:
         """The matrices of one expert, in the type of x."""
         if expert >= self.num_made:
@@ -277,7 +281,7 @@ class Library(nn.Module):
             if tensors is None or tensors[0].dtype.itemsize < narrow.itemsize:
                 tensors = [tensor.to(narrow) for tensor in self.make(expert, x.device)]
             self.made[expert] = tensors  # the last used stands last
-            if self.num_kept is not None and len(self.made) > max(1, self.num_kept):
+            if self.num_kept is not None and len(self.made) > self.num_kept:
                 del self.made[next(iter(self.made))]
             held = dict(zip(self.shapes, tensors, strict=True))
         held = {name: tensor.to(x.dtype) for name, tensor in held.items()}
@@ -294,6 +298,7 @@ class Library(nn.Module):
             hidden = hidden * self.gain[expert].to(x.dtype)
         return F.linear(hidden, w["down"], w["down_bias"]) if "down" in w else hidden
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # which experts run is known as it runs
     def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
         """x (N, D), experts (N, K) int64, gates (N, K) → the gated sum (N, D) of the experts' outputs."""
         y = x.new_zeros(len(x), self.shapes["up"][0] if self.shared is not None else x.shape[1])
@@ -627,17 +632,19 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         """As transformers does it; a folder whose weights are not all there, or not what they were, is refused."""
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        for name in sorted(map(str, info["missing_keys"])):
-            raise ValueError(f"the file of weights has no {name}; {CURE}")
+        for kind, words in (("missing_keys", "has no {}"), ("unexpected_keys", "has {}, which the config does not")):
+            for name in sorted(map(str, info[kind])):
+                raise ValueError(f"the file of weights {words.format(name)}; {CURE}")
         model.check_experts()
         return (model, info) if wants_info else model
 
     def check_experts(self) -> None:
         """Refuse experts that are not those of the saved model: the sums of all, and one of each layer made again."""
-        libraries, checksums = self.libraries, self.config.checksums or []
-        made = [library for library in libraries if library.num_made]
-        for place, library in enumerate(made):
-            library.check(checksums[place] if place < len(checksums) else None)
+        told = self.config.checksums if isinstance(self.config.checksums, list) else []
+        for library, checksum in zip_longest((one for one in self.libraries if one.num_made), told):
+            if library is None:
+                raise ValueError(f"config.json has the checksums of {len(told)} layers, which is too many; {CURE}")
+            library.check(checksum)
 
     def make_experts(self) -> "SomeForCausalLM":
         """Make every expert now that would be made when it is first chosen."""
@@ -679,9 +686,15 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         embedding: nn.Module = self.model.embedding
         return embedding
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embedding = value
+
     def get_output_embeddings(self) -> nn.Module:
         head: nn.Module = self.model.head
         return head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.model.head = new_embeddings
 
     def run_blocks(
         self,
