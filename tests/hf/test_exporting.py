@@ -1,5 +1,6 @@
 """Exported folders: what is in them, what opens them, and what is refused."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -357,6 +358,12 @@ def test_a_missing_package_is_one_sentence(run: Path, package: str, words: list[
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == f"some: {sentence}\n"
+
+
+def test_a_transformers_too_old_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")  # a lazy module, not what import names
+    with pytest.raises(ConfigError, match=r"transformers 4.57.1 is too old for some_moe.hf; run pip install"):
+        importlib.reload(some_moe.hf)
 
 
 # --- what the page says ---------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from some_moe.config import ConfigError
 
 try:
-    from transformers import AutoConfig, AutoModelForCausalLM, __version__
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import __version__ as installed
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] != "transformers":  # what it needs itself it tells itself
         raise
     raise ConfigError("some_moe.hf needs transformers; run pip install 'some-moe[hf]'") from None
-if tuple(map(int, __version__.split(".")[:2])) < (5, 17):
-    raise ConfigError(f"transformers {__version__} is too old for some_moe.hf; run pip install 'some-moe[hf]'")
+if tuple(map(int, installed.split(".")[:2])) < (5, 17):
+    raise ConfigError(f"transformers {installed} is too old for some_moe.hf; run pip install 'some-moe[hf]'")
 
 from some_moe.hf.exporting import export
 from some_moe.hf.grafting import graft
