@@ -95,6 +95,21 @@ def test_bad_input_is_one_sentence(run: Path, capsys: pytest.CaptureFixture[str]
     assert "names none, or one twice" in refused(capsys, *start, "--tasks", ",")
     assert "is no name of a task" in refused(capsys, *start, "--tasks", "some bytes")
     assert "is not a run" in refused(capsys, "eval", str(run / "none"), "--tasks", "some_bytes")
+    short = str(run.parent / "short.txt")
+    Path(short).write_text("One. Two. Three. Four.")
+    assert "needs two texts of 4 sentences" in refused(capsys, *start, "--tasks", "some_cloze", "--data", short)
+
+
+def test_an_exported_folder_that_was_changed_is_one_sentence(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(run, tmp_path / "out")
+    for name in ("tokenizer.json", "model.safetensors"):
+        file = tmp_path / "out" / name
+        file.write_bytes(file.read_bytes()[:100])
+        told = refused(capsys, "eval", str(tmp_path / "out"), "--tasks", "some_bytes")
+        assert "cannot be opened (" in told
+        assert "export its run anew" in told
 
 
 def test_without_a_network_a_task_of_the_harness_is_one_sentence(

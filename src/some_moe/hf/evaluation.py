@@ -17,7 +17,7 @@ from some_moe.config import ConfigError, DataConfig
 from some_moe.data.sources import load_corpus, read_texts
 from some_moe.data.tokenizer import EOS
 from some_moe.errors import FailureError, in_a_sentence
-from some_moe.hf.exporting import export, is_export, quiet
+from some_moe.hf.exporting import export, is_export, quiet, tell
 from some_moe.system.reading import clean
 
 try:
@@ -132,7 +132,10 @@ def evaluate_tasks(
         folder = Path(run)
         if not is_export(folder):
             folder = export(folder, Path(scratch) / "model", **options)
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        try:
+            model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # of whatever library reads which file
+            raise ConfigError(f"{str(run)!r} cannot be opened ({tell(error)}); export its run anew") from error
         length = model.config.max_position_embeddings
         lm = Harness(
             pretrained=model,
@@ -147,9 +150,8 @@ def evaluate_tasks(
                 model=lm, tasks=chosen, task_manager=manager, limit=limit, bootstrap_iters=0, verbosity="ERROR"
             )
         except (ConnectionError, OSError) as error:
-            told = clean(" ".join(str(error).split()))[:200]
             raise FailureError(
-                f"the data of {', '.join(tasks)} cannot be read ({told}); go online, or use {', '.join(TASKS)}"
+                f"the data of {', '.join(tasks)} cannot be read ({tell(error)}); go online, or use {', '.join(TASKS)}"
             ) from None
     return {name: dict(read_scores(scores)) for name, scores in found["results"].items()}
 
@@ -195,7 +197,7 @@ def make_task(name: str, texts: Sequence[str]) -> dict[str, Any]:
     """One of our own tasks on some texts, as the harness takes it."""
     items = [{"text": text} for text in texts] if name == BYTES else cut_stories(texts)
     if not items:
-        raise ConfigError(f"{name} finds no text of {SHORTEST_STORY} sentences and more; give another --data")
+        raise ConfigError(f"{name} needs two texts of {SHORTEST_STORY} sentences and more; give another --data")
     rows = {"test": datasets.Dataset.from_list(items)}
     shared = {"task": name, "test_split": "test", "custom_dataset": lambda **_: rows}
     return shared | TASKS[name] | {"metadata": {"version": 1.0}}

@@ -18,7 +18,7 @@ from some_moe.hf.modeling_some import Library, SomeConfig
 from some_moe.model.expert_weights import checksum
 from some_moe.model.transformer import SomeLM
 from some_moe.system.files import write_tensors, write_whole
-from some_moe.system.reading import read_fitting, read_object
+from some_moe.system.reading import clean, read_fitting, read_object
 from some_moe.system.staging import publish, stage
 from some_moe.training.checkpoint import read_state
 from some_moe.training.run_folder import CURE
@@ -78,6 +78,11 @@ def quiet() -> Iterator[None]:
     finally:
         if was_on:
             logging.enable_progress_bar()
+
+
+def tell(error: object) -> str:
+    """What another library says, in one short line."""
+    return str(clean(" ".join(str(error).split())))[:200]
 
 
 def refuse_used(folder: Path) -> None:

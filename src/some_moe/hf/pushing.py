@@ -8,7 +8,7 @@ from typing import Any
 
 from some_moe.config import ConfigError
 from some_moe.errors import FailureError, in_a_sentence
-from some_moe.hf.exporting import export, is_export
+from some_moe.hf.exporting import export, is_export, tell
 from some_moe.system.reading import clean
 
 LOGIN = "log in by `hf auth login`, or set HF_TOKEN"
@@ -74,8 +74,8 @@ def explaining(endpoint: str, repo: str) -> Iterator[None]:
         status = getattr(error.response, "status_code", None)
         if status in (401, 403):
             raise ConfigError(f"{endpoint} does not let this token write to {repo!r} ({status}); {LOGIN}") from None
-        told = clean(" ".join(str(error.server_message or error).split()))[:200]
+        told = tell(error.server_message or error)
         raise FailureError(f"{endpoint} refuses {repo!r} ({status}: {told}); try it again later") from None
     except Exception as error:  # of whatever library speaks HTTP, or one that stands for it
-        told = clean(" ".join(str(error.__cause__ or error).split()))[:200]
+        told = tell(error.__cause__ or error)
         raise FailureError(f"{endpoint} cannot be reached ({told}); check the connection, or HF_ENDPOINT") from error
