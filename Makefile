@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 
 # Slow tests that take minutes each: `make test-all` alone runs them.
 MINUTES := tests/test_demo.py \
+  tests/tools/test_studies.py::test_every_planned_run_trains \
   tests/live/test_limits.py::test_memory_is_flat_while_a_run_grows \
   tests/live/test_limits.py::test_twenty_pages_slow_training_by_less_than_a_twentieth \
   tests/glass/inspect/test_guilds.py::test_of_200_models_without_guilds_hardly_any_reports_one

@@ -1,6 +1,7 @@
 """The studies: what is planned can be run, tuning goes by stages, and pages say what is known and what is not."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -458,3 +459,19 @@ def test_every_slice_goes_from_run_to_page(study: str, place: Path, monkeypatch:
         "timing",
         "lengths",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", PLAN.studies)
+def test_every_planned_run_trains(study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import some_moe
+
+    monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
+    write_texts(tmp_path / "data")
+    least = {"train.max_steps": 2, "data.val_subset_size": 2, "data.batch_size": 4, "train.checkpoints": "weights"}
+    for arm in PLAN.studies[study].arms:
+        job = replace(typical(arm), small=SIZES["mini"] | least).make_job(tmp_path / "data")
+        run = some_moe.train(job.config, out=tmp_path / arm.name, display=False)
+        assert run.result is not None
+        assert run.result["test_loss"] > 0, arm.key
+        shutil.rmtree(tmp_path / arm.name)

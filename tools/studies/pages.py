@@ -70,7 +70,7 @@ def make_pages(results: Path, out: Path) -> dict[Path, bytes]:
         parts = page.write(predictions.get(name, ""))
         files |= page.figures
         files[out / f"{name}.md"] = finish(parts)
-    files[out / "README.md"] = finish(write_index(plan, records, words, outcomes, out))
+    files[out / "README.md"] = finish(write_index(plan, records, words, outcomes))
     return files
 
 
@@ -306,14 +306,9 @@ chosen by valid is run with two more seeds as soon as it is known. Where the pac
 stands for it; pages alone need matplotlib. Verdicts are written by hand in `tools/studies/words.yaml`."""
 
 
-def write_index(plan: Plan, records: Records, words: Mapping[str, Any], outcomes: Outcomes, out: Path) -> list[str]:
+def write_index(plan: Plan, records: Records, words: Mapping[str, Any], outcomes: Outcomes) -> list[str]:
     pages = [f"- [{about['title']}]({name}.md): {about['question']}" for name, about in words["pages"].items()]
-    others = {
-        "grow": "Libraries that grow and merge",
-        "adapt": "Keys that move while they read",
-        "guilds": "Guilds on real text",
-    }
-    pages += [f"- [{title}]({name}.md)" for name, title in others.items() if (out / f"{name}.md").is_file()]
+    pages.append("- Made by tools of their own: [adaptation](adaptation.md), `grow.md`, `guilds.md`.")
     rows = []
     for study in plan.studies.values():
         total, done, seconds = foretell(plan, study, records)
@@ -333,7 +328,7 @@ def write_index(plan: Plan, records: Records, words: Mapping[str, Any], outcomes
         "figure is the loss of the first thing named minus that of the second.",
     ]
     for source, statements in words["statements"].items():
-        lines = [[sentence(one["says"]), *judge(one, outcomes, out)] for one in statements]
+        lines = [[sentence(one["says"]), *judge(one, outcomes)] for one in statements]
         parts += [f"### {source[0].upper()}{source[1:]}", table(["statement", "measured", "verdict"], lines, words=3)]
     left = [f"- `{name}`: {plain(plan.left_out.get(name, ''))}" for name in plan.list_uncovered()]
     parts += ["## Registered runs that nobody measures", "\n".join(left) or "None."]

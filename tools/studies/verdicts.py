@@ -1,7 +1,6 @@
 """The verdict table: every statement beside what was measured of it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from some_moe.config import ConfigError
@@ -10,21 +9,19 @@ from tools.studies.outcomes import Outcome, Outcomes
 NOT_YET = "not measured yet"
 WITHIN = 0.02  # nats: what counts as equal where a statement says nothing
 KINDS = ("ahead", "equal", "faster")
-MADE = ("depth", "gravity")  # beside this one
 PAGES = {
-    "results": "../results.md", "depth": "depth.md", "gravity": "gravity.md", "grow": "grow.md", "adapt": "adapt.md",
-    "guilds": "guilds.md",
+    "results": "../results.md", "depth": "depth.md", "gravity": "gravity.md", "adapt": "adaptation.md",
 }  # fmt: skip
 
 
-def judge(statement: Mapping[str, Any], outcomes: Outcomes, folder: Path) -> tuple[str, str]:
-    """(what was measured, verdict) of a statement, for a page in `folder`."""
+def judge(statement: Mapping[str, Any], outcomes: Outcomes) -> tuple[str, str]:
+    """(what was measured, verdict) of a statement."""
     kind = next((one for one in KINDS if one in statement), None)
     written = str(statement.get("verdict", ""))
     if kind is None:
         page = str(statement["page"])
-        is_there = page in MADE or (folder / PAGES[page]).is_file()
-        return f"[{page}]({PAGES[page]})" if is_there else "–", written or NOT_YET
+        # Other tools make the pages of other studies, sooner or later: this one shall not change with them.
+        return f"[{page}]({PAGES[page]})" if page in PAGES else f"`{page}.md`", written or NOT_YET
     one, other = (find(outcomes, key) for key in statement[kind][:2])
     if kind == "faster":
         measured, verdict = judge_speed(one, other, float(statement[kind][2]))
