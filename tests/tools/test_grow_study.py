@@ -1,8 +1,12 @@
 """The study of growing and merging: its cells run, what is done stays done, and its page says what they found."""
 
+import gzip
 import json
 import os
 import re
+import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from some_moe.config import GravityConfig, ModelConfig
 from some_moe.data.batches import Rows
-from some_moe.model.router import KeyRouter
 from some_moe.stories.generator import tell_many
-from tools.grow_study import library, plan
+from tools.grow_study import plan
 from tools.grow_study.__main__ import hide_path, main
-from tools.grow_study.cells import find_ready, run_cell
+from tools.grow_study.cells import ROOT, find_ready, run_cell
+from tools.grow_study.cost import Clock, fill_slices
 from tools.grow_study.figure import find_frontier
-from tools.grow_study.library import ContextRouter
 from tools.grow_study.page import Results, judge, make_page
 from tools.grow_study.plan import METHODS, REPLAY, Cell, Study, best_point, choose_rate, find_rates, parse_cell
 from tools.grow_study.texts import add_rows, join, mix_rows, read_splits
@@ -268,13 +270,14 @@ def test_texts_without_splits_are_cut_in_order_and_short_ones_are_joined(tmp_pat
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["walk"], "'walk' is no verb of the study; use one of run, cell, page"),
+        (["walk"], "'walk' is no verb of the study; use one of run, cell, plan, page"),
         (["run", "--base", "stories"], "--base 'stories' names no text; write NAME=FILES"),
         (["run", "--domain", "b=none"], "--domain needs two texts or more"),
-        (["run", "--size", "huge"], "--size 'huge' is unknown; use full, mini"),
+        (["run", "--size", "huge"], "--size 'huge' is unknown; use full, small, mini"),
         (["run", "--processes", "0"], "--processes 0 is out of range; use 1 or more"),
         (["run", "--methods", "magic"], "--methods 'magic' is unknown; use grow, "),
         (["run"], "matches no file; give files that are there"),
+        (["plan", "--processes", "0"], "--processes 0 is out of range; use more than 0"),
         (["cell", "magic-seed0", "--work", "w"], "'magic-seed0' is no cell"),
         (["page", "--results", "nowhere"], "'nowhere' holds no results; run the study first"),
     ],
@@ -298,36 +301,35 @@ def test_no_path_of_a_machine_stands_in_a_result() -> None:
     assert hide_path("--size") == "--size"
 
 
-def make_router(monkeypatch: pytest.MonkeyPatch, weight: float) -> ContextRouter:
-    """Six experts of a base, and branches of two and one."""
-    monkeypatch.setattr(library, "CONTEXT", weight)
-    config = ModelConfig(d_model=16, num_heads=2, num_experts=9, d_ffn=8, top_k=2, score="cosine")
-    router = KeyRouter(config, GravityConfig.off(), 0, 0)
-    router.__class__ = ContextRouter
-    assert isinstance(router, ContextRouter)
-    router.sizes, router.segments = (2, 1), None
-    return router
+@pytest.mark.parametrize(("processes", "minutes"), [(1, [4.0, 4.0, 1.0]), (2, [4.0, 1.0]), (9, [3.0])])
+def test_no_cell_of_a_slice_ends_after_it(processes: int, minutes: list[float]) -> None:
+    assert fill_slices([60, 180, 60, 60, 180], processes, 4) == minutes
 
 
-def test_a_router_that_looks_back_sees_what_came_before_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    query = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
-    router = make_router(monkeypatch, 0.0)
-    plain = KeyRouter.choose(router, query, 2)
-    assert all(torch.equal(a, b) for a, b in zip(router.choose(query, 2), plain, strict=True))
-    router = make_router(monkeypatch, 3.0)
-    scores = router.score(query)
-    leaning = router.lean(scores, 2, None)
-    assert not leaning[..., :6].any()
-    assert torch.equal(leaning[..., 6], leaning[..., 7])
-    spoke = scores[0, :3, 8] - scores[0, :3, :6].topk(2, dim=-1).values[:, -1]
-    weights = torch.tensor([0.95**2, 0.95, 1.0])
-    assert leaning[0, 2, 8].item() == pytest.approx(3 * float((weights * spoke).sum() / weights.sum()), rel=1e-5)
-    later = query.clone()
-    later[:, 5:] += 1
-    assert torch.equal(router.lean(router.score(later), 2, None)[:, :5], leaning[:, :5])
-    apart = router.lean(scores, 2, torch.tensor([[0] * 3 + [1] * 5] * 2))
-    assert torch.allclose(apart[:, 3:], router.lean(scores[:, 3:], 2, None), atol=1e-5)
-    assert torch.allclose(apart[:, :3], leaning[:, :3])
+def test_a_cell_is_expected_to_take_what_others_took() -> None:
+    size, texts = plan.SIZES["full"], (6, 10)
+    guess = Clock({}, size, *texts)
+    grow, turn = Cell("grow", 0, 4e-3, "gravity"), Cell("turn", 0, 1e-4, "dense")
+    took = {"cell_seconds": 3 * guess.expect(grow), "method": "grow", "seed": 0, "rate": 1e-3}
+    clock = Clock({"a": took, "b": {}}, size, *texts)
+    assert clock.expect(grow) == took["cell_seconds"]
+    assert clock.expect(turn) == pytest.approx(3 * guess.expect(turn))
+    assert guess.expect(Cell("joint", 0)) > guess.expect(grow) > guess.expect(Cell("gate", 0))
+
+
+def test_the_plan_counts_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--out", str(tmp_path)]) == 0
+    first = capsys.readouterr().out
+    assert "seconds are guessed" in first
+    assert "seed 0: 67 cells" in first  # three bases, and four rates of each of 16 methods
+    assert "seed 2: 19 cells" in first
+    for name, cell in make_up({"turn": 0.5}).items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(cell))
+    assert main(["plan", "--out", str(tmp_path)]) == 0
+    after = capsys.readouterr().out
+    assert "measured in 18 cells" in after
+    assert "seed 0: 60 cells" in after
+    assert "seed 2: 15 cells" in after
 
 
 @pytest.mark.slow
@@ -378,7 +380,10 @@ def test_a_study_that_was_stopped_goes_on(
     monkeypatch.setattr(plan, "MOST_MORE", 0)
     words = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--size", "mini", "--device", "cpu"]
     words += [*write_texts(tmp_path), "--seeds", "0", "--methods", "turn", "--processes", "2"]
-    assert main(["run", *words, "--minutes", "0.001"]) == 0
+    monkeypatch.setattr(Clock, "expect", lambda _, cell: 1.0 if cell.method == "base" else 1e9)
+    assert main(["run", *words, "--minutes", "1"]) == 0  # no rate would end in time
+    monkeypatch.undo()
+    monkeypatch.setattr(plan, "MOST_MORE", 0)
     said = capsys.readouterr().out
     assert "base-dense-seed0: done" in said
     assert "3 known cells are left; run it again" in said
@@ -387,3 +392,33 @@ def test_a_study_that_was_stopped_goes_on(
     assert "base-dense-seed0" not in said
     assert said.count("turn-rate") == 3
     assert "every cell is done" in said
+
+
+@pytest.mark.slow
+def test_a_slice_takes_texts_as_they_are_carried_and_packs_its_results(tmp_path: Path) -> None:
+    draw = Random(0)
+    (tmp_path / "texts").mkdir()
+    for number, name in enumerate(("stories", "novels", "law", "code", "dialogue", "math", "tales")):
+        for split, count in (("train", 40), ("valid", 8), ("test", 8)):
+            words = [f"{name[: number + 1]}{word}" for word in WORDS]
+            documents = [{"text": " ".join(draw.choice(words) for _ in range(90))} for _ in range(count)]
+            lines = "".join(json.dumps(one) + "\n" for one in documents).encode()
+            (tmp_path / "texts" / f"{name}_{split}.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "texts" / "plays.txt").write_text("\n\n".join(f"A: speech {number} is short." for number in range(900)))
+    asked = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}. " * 20} for n in range(60)]
+    (tmp_path / "texts" / "sums.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    (tmp_path / "out").mkdir()
+    more = {"OUT": str(tmp_path / "out"), "PYTHON": sys.executable, "SOME_CACHE": str(tmp_path / "cache")}
+    words = ["bash", str(ROOT / "tools/grow_study/slice.sh"), "texts", "9", "--size", "mini", "--device", "cpu"]
+    words += ["--processes", "1", "--seeds", "0", "--methods", "grow-context"]
+    places = os.pathsep.join((str(ROOT), str(ROOT / "src")))
+    found = subprocess.run(
+        words, cwd=tmp_path, env=os.environ | more | {"PYTHONPATH": places}, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert "base-gravity-seed0: done" in found.stdout
+    assert "seed 2: 19 cells" in found.stdout  # the plan of what is left
+    with tarfile.open(tmp_path / "out" / "grow.tar.gz") as packed:
+        names = packed.getnames()
+    assert "grow/base-gravity-seed0.json" in names
+    assert len([name for name in names if "grow-context-rate" in name]) >= 3

@@ -1,6 +1,7 @@
 """The study of growing and merging, from text to page.
 
     python -m tools.grow_study run --work DIR --base NAME=FILES … --domain NAME=FILES … --unseen NAME=FILES …
+    python -m tools.grow_study plan
     python -m tools.grow_study page
 
 Every cell that is done is skipped when it is run again. Nothing of the texts is kept outside --work.
@@ -15,10 +16,22 @@ from some_moe.cli import Parser, write
 from some_moe.errors import BAD_INPUT, FAILED, ConfigError, FailureError, UsageError
 from some_moe.system.files import write_whole
 from some_moe.system.processes import quote_command
-from tools.grow_study.plan import BESIDE, METHODS, SIZES, Study, parse_cell
+from tools.grow_study.cost import Clock, fill_slices
+from tools.grow_study.plan import (
+    BESIDE,
+    FAMILIES,
+    METHODS,
+    SIZES,
+    Cell,
+    Study,
+    choose_rate,
+    find_rates,
+    parse_cell,
+    read_cells,
+)
 
 COMMAND = "python -m tools.grow_study"
-VERBS = ("run", "cell", "page")
+VERBS = ("run", "cell", "plan", "page")
 
 
 def main(arguments: list[str]) -> int:
@@ -29,6 +42,8 @@ def main(arguments: list[str]) -> int:
             return run(arguments[1:])
         if verb == "cell":
             return run_one(arguments[1:])
+        if verb == "plan":
+            return show_plan(arguments[1:])
         if verb == "page":
             from tools.grow_study.page import write_page
 
@@ -60,7 +75,7 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("--methods", nargs="+", metavar="M", help="some of them (default: all)")
     parser.add_argument("--fast", action="store_true", help="bases by the fast model (on a GPU)")
-    parser.add_argument("--minutes", type=float, metavar="X", help="begin no cell later than this")
+    parser.add_argument("--minutes", type=float, metavar="X", help="begin no cell that would not end by then")
     options = parser.parse(arguments)
     study = make_study(options, quote_command(["python", "-m", "tools.grow_study", "run", *map(hide_path, arguments)]))
 
@@ -147,6 +162,44 @@ def run_one(arguments: list[str]) -> int:
 
     run_cell(Study.load(Path(options.work)), cell)
     return 0
+
+
+def show_plan(arguments: list[str]) -> int:
+    parser = Parser(f"{COMMAND} plan", "Say what is left of the study, and how many minutes each slice of it takes.")
+    parser.add_argument("--out", default="results/grow", metavar="DIR", help="results so far (results/grow)")
+    parser.add_argument("--size", default="full", metavar="|".join(SIZES), help="(full)")
+    parser.add_argument("--processes", type=int, default=12, metavar="N", help="cells side by side (12)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="(0 1 2)")
+    parser.add_argument("--domains", type=int, default=6, metavar="N", help="texts that are grown (6)")
+    parser.add_argument("--minutes", type=float, default=8.5, metavar="X", help="of a slice (8.5)")
+    options = parser.parse(arguments)
+    if options.size not in SIZES:
+        raise UsageError(f"--size {options.size!r} is unknown; use {', '.join(SIZES)}")
+    for name in ("processes", "domains", "minutes"):
+        if not getattr(options, name) > 0:
+            raise UsageError(f"--{name} {getattr(options, name)} is out of range; use more than 0")
+    results = read_cells(Path(options.out))
+    num_texts = options.domains + 4  # two of the base, one that nobody grows, and rows that change half-way
+    clock = Clock(results, SIZES[options.size], options.domains, num_texts)
+    said, first = [], options.seeds[0]
+    for seed in options.seeds:
+        left = [Cell("base", seed, family=family) for family in FAMILIES]
+        for name, method in METHODS.items():
+            if name in BESIDE:
+                continue
+            known = find_rates(name, results, first)
+            chosen = choose_rate(name, results, first) or sorted(known)[len(known) // 2]
+            rates = [*known, *([0.0] if seed == first and None in known.values() else [])]  # one beyond, as a rule
+            left += [Cell(name, seed, rate, method.family) for rate in (rates if seed == first else [chosen])]
+        wanted = [cell for cell in left if cell.name not in results]
+        if all(cell.method == "base" for cell in wanted):
+            wanted = []  # which is not made again for its own sake
+        slices = fill_slices([clock.expect(cell) for cell in wanted], options.processes, options.minutes)
+        minutes = ", ".join(f"{one:.1f}" for one in slices)
+        said.append(f"seed {seed}: {len(wanted)} cells, slices of {minutes or 'no'} minutes")
+    source = f"measured in {len(results)} cells" if results else "guessed"
+    title = f"{options.processes} cells side by side, at most {options.minutes:g} minutes a slice; seconds are {source}"
+    return write("\n".join([title, *said, ""]))
 
 
 if __name__ == "__main__":

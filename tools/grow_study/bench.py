@@ -22,11 +22,11 @@ from some_moe.growth.keys import write_rows
 from some_moe.model.transformer import SomeLM, token_cross_entropy
 from some_moe.training.evaluate import evaluation_batches, forward
 from some_moe.training.machine import choose_machine
+from tools.grow_study.cost import SCORED_AT_ONCE
 from tools.grow_study.plan import Study
 from tools.grow_study.texts import BASE, MixedRows, add_rows, data_config, join, mix_rows, open_text, take_rows
 
 MIXED = "mixed"
-SCORED_AT_ONCE = 128  # rows
 OFF: dict[str, Any] = {"use_alpha": False, "use_beta": False, "use_delta": False}
 # Attraction as a spherical running mean, no peers; keys that nobody uses seek queries; a bias keeps the load even.
 SPHERE: dict[str, Any] = {"use_beta": False, "inertia": False, "alpha": 0.05, "normalize": True, "delta": 0.02}

@@ -13,6 +13,7 @@ from typing import Any
 from some_moe.errors import FailureError
 from some_moe.system.files import write_whole
 from some_moe.system.processes import take_lock
+from tools.grow_study.cost import Clock
 from tools.grow_study.plan import METHODS, Cell, Study, choose_rate, list_cells, read_cells
 
 FLOAT_BYTES = 4
@@ -86,21 +87,23 @@ def find_ready(study: Study, running: set[Cell]) -> tuple[list[Cell], int]:
     ready = [
         cell for cell, needed in wanted.items() if cell not in running and all(is_made(study, one) for one in needed)
     ]
-    return sorted(ready, key=lambda cell: -effort(cell)), len(wanted)
+    clock = make_clock(study)
+    return sorted(ready, key=lambda cell: (cell.method != "base", -clock.expect(cell))), len(wanted)
+
+
+def make_clock(study: Study) -> Clock:
+    num_texts = len(study.base) + len(study.domains) + len(study.unseen) + 1
+    return Clock(read_cells(study.out), study.sizes, len(study.domains), num_texts)
 
 
 def is_made(study: Study, cell: Cell) -> bool:
     return study.is_done(cell) and (cell.method != "base" or study.has_base(cell.family, cell.seed))
 
 
-def effort(cell: Cell) -> int:
-    return 10 if cell.method == "base" else METHODS[cell.method].effort
-
-
 def run_all(study: Study, say: Callable[[str], None], *, minutes: float | None = None) -> None:
     """Do every cell that is not done, each in a process of its own, as many side by side as the study says.
 
-    minutes: begin none later than this; what was not begun is for the next time.
+    minutes: begin none that would not end by then, as far as others tell; what was not begun is for the next time.
     """
     lock = take_lock(study.work / "lock", f"the study in {str(study.work)!r} is running already; wait until it ends")
     began = time.monotonic()
@@ -108,9 +111,11 @@ def run_all(study: Study, say: Callable[[str], None], *, minutes: float | None =
     failed: set[Cell] = set()
     try:
         while True:
-            in_time = minutes is None or time.monotonic() - began < 60 * minutes
             ready, left = find_ready(study, set(children) | failed)
-            for cell in ready[: study.processes - len(children)] if in_time else []:
+            if minutes is not None:
+                rest, clock = 60 * minutes - (time.monotonic() - began), make_clock(study)
+                ready = [cell for cell in ready if clock.expect(cell) <= rest]
+            for cell in ready[: study.processes - len(children)]:
                 children[cell] = start(study, cell)
             if not children:
                 break

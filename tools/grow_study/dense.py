@@ -17,11 +17,8 @@ from some_moe.model.linear import Linear
 from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import evaluation_batches, forward
 from tools.grow_study.bench import MIXED, Bench, Losses, base_config, row_of
-from tools.grow_study.plan import REPLAY
+from tools.grow_study.plan import FACTORS, LEANINGS, REPLAY, SHARES
 
-SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of the way from the base
-FACTORS = (0.02, 0.05, 0.1, 1 / 6, 0.25, 0.35, 0.5, 0.7, 1.0)  # of each domain's change; a sixth of six is the soup
-LEANINGS = (-1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5)  # towards adapters, in cosines
 Weights = dict[str, Tensor]
 
 

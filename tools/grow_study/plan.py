@@ -14,6 +14,11 @@ LIMITS = (0.02, 0.05, 0.2)  # nats that may be lost on the base's text
 CHOSEN_AT = 0.05  # rates are chosen by what is gained at this loss
 MOST_MORE = 2  # rates beyond those given that are tried, where the best lies at an end
 OLD, TOLD = "old text", "labels"
+# The points of a method's curve.
+FAVOURS = (-6.0, -4.0, -3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 4.5)
+SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of the way from the base
+FACTORS = (0.02, 0.05, 0.1, 1 / 6, 0.25, 0.35, 0.5, 0.7, 1.0)  # of each domain's change; a sixth of six is the soup
+LEANINGS = (-1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5)  # towards adapters, in cosines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,12 @@ class Size:
 
 SIZES = {
     "full": Size(),
+    # A real case for a CPU: a minute of one core for a base, and less for a cell.
+    "small": Size(
+        num_layers=2, d_model=96, num_heads=4, num_experts=16, d_ffn=96, top_k=2, vocab_size=1024, seq_len=96,
+        batch_size=16, base_steps=300, base_rate=2e-3, branch_steps=60, gate_steps=30, new_experts=8,
+        adapter_rank=16, written_rows=96, score_rows=64,
+    ),
     # Proves that everything runs, and nothing else.
     "mini": Size(
         num_layers=2, d_model=32, num_heads=2, num_experts=8, d_ffn=32, top_k=2, vocab_size=512, seq_len=64,
@@ -58,33 +69,30 @@ class Method:
     family: str  # whose base it stands on: gravity, gradient or dense
     rates: tuple[float, ...]
     needs: str = ""  # what it has that the library does without
-    effort: int = 1  # how long a cell takes, against others: the longest begin first
 
 
 BRANCH = (5e-4, 1.5e-3, 4e-3)
 LOW_RANK = (1e-3, 3e-3, 1e-2)
 WHOLE = (3e-5, 1e-4, 3e-4)
 METHODS = {
-    "grow": Method(words="library, keys by gravity", family="gravity", rates=BRANCH, effort=3),
-    "grow-lora": Method(words="library, low-rank branches", family="gravity", rates=LOW_RANK, effort=3),
-    "grow-wide": Method(words="library, learned with more text", family="gravity", rates=BRANCH, effort=3),
-    "grow-context": Method(words="library, looking back", family="gravity", rates=BRANCH, effort=3),
-    "gradient": Method(words="gradient keys", family="gradient", rates=BRANCH, effort=2),
-    "centroid": Method(words="one centroid a domain", family="gravity", rates=BRANCH, effort=2),
+    "grow": Method(words="library, keys by gravity", family="gravity", rates=BRANCH),
+    "grow-lora": Method(words="library, low-rank branches", family="gravity", rates=LOW_RANK),
+    "grow-wide": Method(words="library, learned with more text", family="gravity", rates=BRANCH),
+    "grow-context": Method(words="library, looking back", family="gravity", rates=BRANCH),
+    "gradient": Method(words="gradient keys", family="gradient", rates=BRANCH),
+    "centroid": Method(words="one centroid a domain", family="gravity", rates=BRANCH),
     "gate": Method(words="a gate for each expert", family="gravity", rates=(3e-3, 1e-2, 3e-2)),
-    "turn": Method(words="dense, in turn, interpolated", family="dense", rates=WHOLE, effort=2),
-    "arithmetic": Method(words="dense, soup and task arithmetic", family="dense", rates=WHOLE, effort=2),
-    "adapters": Method(words="adapters by nearest prototype", family="dense", rates=LOW_RANK, effort=2),
+    "turn": Method(words="dense, in turn, interpolated", family="dense", rates=WHOLE),
+    "arithmetic": Method(words="dense, soup and task arithmetic", family="dense", rates=WHOLE),
+    "adapters": Method(words="adapters by nearest prototype", family="dense", rates=LOW_RANK),
     "adapters-told": Method(words="adapters, domain told", family="dense", rates=(), needs=TOLD),
     "alone-told": Method(words="dense alone, domain told", family="dense", rates=(), needs=TOLD),
-    "replay-written": Method(words="in turn, 20 % written by the base", family="dense", rates=WHOLE, effort=2),
-    "replay-1": Method(words="in turn, 1 % old text", family="dense", rates=WHOLE, needs=OLD, effort=2),
-    "replay-5": Method(words="in turn, 5 % old text", family="dense", rates=WHOLE, needs=OLD, effort=2),
-    "replay-20": Method(words="in turn, 20 % old text", family="dense", rates=WHOLE, needs=OLD, effort=2),
-    "joint": Method(
-        words="joint, keys by gravity", family="gravity", rates=(6e-4, 1.2e-3, 2.4e-3), needs=OLD, effort=5
-    ),
-    "joint-dense": Method(words="joint, dense", family="dense", rates=(6e-4, 1.2e-3, 2.4e-3), needs=OLD, effort=5),
+    "replay-written": Method(words="in turn, 20 % written by the base", family="dense", rates=WHOLE),
+    "replay-1": Method(words="in turn, 1 % old text", family="dense", rates=WHOLE, needs=OLD),
+    "replay-5": Method(words="in turn, 5 % old text", family="dense", rates=WHOLE, needs=OLD),
+    "replay-20": Method(words="in turn, 20 % old text", family="dense", rates=WHOLE, needs=OLD),
+    "joint": Method(words="joint, keys by gravity", family="gravity", rates=(6e-4, 1.2e-3, 2.4e-3), needs=OLD),
+    "joint-dense": Method(words="joint, dense", family="dense", rates=(6e-4, 1.2e-3, 2.4e-3), needs=OLD),
 }
 # Measured in the cells of another method, from the same models.
 BESIDE = {"adapters-told": "adapters", "alone-told": "arithmetic"}

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# One slice of the study: as many cells as end in the minutes given. What is done is skipped, so the same line again goes on.
+#
+#   bash tools/grow_study/slice.sh TEXTS [MINUTES] [options of `python -m tools.grow_study run`]
+#
+# TEXTS: a folder with {stories,novels,law,code,dialogue,math,tales}_{train,valid,test}.jsonl.gz, plays.txt and sums.jsonl.
+# Texts laid out, bases and branches stay in build/grow; results lie in results/grow, and in one file, $OUT/grow.tar.gz.
+set -uo pipefail
+texts=$1 minutes=${2:-8.5}
+shift $(($# < 2 ? $# : 2))
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 SOME_CACHE=${SOME_CACHE:-build/grow/cache}
+mkdir -p build/grow
+if command -v nvidia-cuda-mps-control >/dev/null; then  # processes share the chip, and do not take turns
+  export CUDA_MPS_PIPE_DIRECTORY=$PWD/build/grow/mps CUDA_MPS_LOG_DIRECTORY=$PWD/build/grow/mps-log
+  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+  nvidia-cuda-mps-control -d || echo "no MPS: cells take turns on the chip"
+fi
+domains=()
+for name in law code dialogue math tales; do domains+=("$name=$texts/${name}_*.jsonl.gz"); done
+"${PYTHON:-python}" -m tools.grow_study run --work build/grow --minutes "$minutes" --processes 12 --fast \
+  --base stories="$texts/stories_*.jsonl.gz" novels="$texts/novels_*.jsonl.gz" \
+  --domain "${domains[@]}" plays="$texts/plays.txt" --unseen sums="$texts/sums.jsonl" "$@"
+code=$?
+tar -czf "${OUT:-build/grow}/grow.tar.gz" -C results grow
+"${PYTHON:-python}" -m tools.grow_study plan
+exit $code
