@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--branch-steps", type=int, default=100)
     parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--looks-back", type=float, default=3.0, help="0: branches are chosen by each token alone")
     options = parser.parse_args()
 
     texts = write_texts(options.out / "texts", options.documents)
@@ -89,7 +90,12 @@ def main() -> None:
     runs = {"base": some_moe.train(config, out=options.out / "base")}
     for name in ("sums", "letters"):
         runs[name] = some_moe.grow(
-            options.out / "base", texts[name], options.out / name, experts=8, steps=options.branch_steps
+            options.out / "base",
+            texts[name],
+            options.out / name,
+            experts=8,
+            steps=options.branch_steps,
+            looks_back=options.looks_back,
         )
     runs["merged"] = some_moe.merge([options.out / "sums", options.out / "letters"], options.out / "merged")
 

@@ -166,9 +166,12 @@ class DiedError(BaseException):
     """Stands for a process that is gone."""
 
 
-@pytest.mark.parametrize("trainability", ["full", "lora"])
-def test_growing_that_was_killed_ends_with_the_same_bits(place: Path, tmp_path: Path, trainability: str) -> None:
+@pytest.mark.parametrize(("trainability", "looks_back"), [("full", 0.0), ("lora", 2.0)])
+def test_growing_that_was_killed_ends_with_the_same_bits(
+    place: Path, tmp_path: Path, trainability: str, looks_back: float
+) -> None:
     often = FEW | {"trainability": trainability, "changes": {"data.batch_size": 4, "train.save_every": 2}}
+    often["looks_back"] = looks_back
     whole = some_moe.grow(place / "full", place / "plus.txt", tmp_path / "a" / "grown", **often)
     for at in (1, 3, 5):
         with pytest.raises(DiedError):

@@ -142,8 +142,7 @@ def make_page(folder: Path, out: Path) -> dict[Path, bytes]:
         "## The claim",
         *judge(results),
         "### A library that looks back",
-        "Branches are chosen by the text before a token too (`ContextRouter` in `tools/grow_study/library.py`): part "
-        "of this study, and not of `some grow`. The same claim for it:",
+        "Branches are chosen by the text before a token too, as `some grow --looks-back 3` makes them. The same claim:",
         *judge(results, LOOKING_BACK),
         "## Lost against gained",
         f"![{drawing.title}]({link})",

@@ -15,7 +15,7 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.data.dataset import Dataset, prepare, settle_data
 from some_moe.environment import describe_device
 from some_moe.errors import in_a_sentence
-from some_moe.growth.keys import calibrate, collect_queries, score_margins, spread_keys
+from some_moe.growth.keys import Queries, calibrate, collect_queries, score_margins, spread_keys
 from some_moe.growth.library import BranchedLibrary, rest, widen, widen_config
 from some_moe.growth.opening import GROWN, digest_base, let_learn, open_base, read_grown, refuse_favour
 from some_moe.growth.sharing import keep_rows, measure_curve
@@ -45,6 +45,7 @@ def grow(
     steps: int = 400,
     trainability: str = "full",
     lora_rank: int = 8,
+    looks_back: float = 0.0,
     keep: str | Path | None = None,
     share: float = SHARE,
     favour: float = 0.0,
@@ -55,7 +56,8 @@ def grow(
     """Grow a branch of new experts on a text; nothing of the base changes. Returns the grown run.
 
     run: the base. data: what the branch learns. out: the new run folder (runs/NAME-grown). experts: new ones in every
-    layer. steps: of training. trainability, lora_rank: how new experts learn, as in `ModelConfig`. keep: text of the
+    layer. steps: of training. trainability, lora_rank: how new experts learn, as in `ModelConfig`. looks_back:
+    weight of the text before a token in whether the branch serves it. keep: text of the
     kind that must not be lost; without it the base writes some itself. share: of that text's tokens, how many may use a
     new expert. favour: moves that share, up or down, later too. changes: dotted settings of data and training, as
     {"train.learning_rate": 3e-4}. resume: go on with the run in `out` if it has begun. display: False says nothing.
@@ -71,7 +73,7 @@ def grow(
         raise ConfigError(f"--share {share} is out of range; use more than 0 and less than 1")
     refuse_favour(favour)
     folder.refuse_if_used()
-    branch = make_branch(folder.path.resolve().name, experts, trainability, lora_rank)
+    branch = make_branch(folder.path.resolve().name, experts, trainability, lora_rank, looks_back)
     base = load(run)
     refuse_unfit(base)
     config = branch_config(base.config, branch, data, steps, changes or {})
@@ -101,13 +103,16 @@ def grow(
     return _finish(trainer, keep, display)
 
 
-def make_branch(name: str, experts: int, trainability: str, lora_rank: int) -> Branch:
+def make_branch(name: str, experts: int, trainability: str, lora_rank: int, looks_back: float = 0.0) -> Branch:
     if trainability not in ("full", "lora"):
         raise ConfigError(f"--trainability {trainability!r} is unknown; use full or lora")
     for flag, value, most in (("--experts", experts, 65_536), ("--lora-rank", lora_rank, 4_096)):
         if not 1 <= value <= most:
             raise ConfigError(f"{flag} {value} is out of range; use 1 to {most:,}")
-    return Branch(name=name, experts=experts, trainability=trainability, lora_rank=lora_rank)  # type: ignore[arg-type]
+    if not 0 <= looks_back <= 1000:
+        raise ConfigError(f"--looks-back {looks_back} is out of range; use 0 (not at all) to 1,000")
+    how = {"trainability": trainability, "lora_rank": lora_rank, "looks_back": looks_back}
+    return Branch(name=name, experts=experts, **how)  # type: ignore[arg-type]
 
 
 def refuse_unfit(base: Run) -> None:
@@ -147,8 +152,14 @@ def branch_config(base: RunConfig, branch: Branch, data: str | Path, steps: int,
     }
     text = {"name": branch.name, "experiment": None} | whole
     parts = {"model": widen_config(base.model, [branch]), "gravity": rest(base.gravity)}
-    fixed = base.model_copy(update=parts).override(text | DEFAULTS | {"train.max_steps": steps} | changes)
-    return settle_data(fixed)
+    own = text | DEFAULTS | {"train.max_steps": steps} | changes | plain_if_needed([branch])
+    return settle_data(base.model_copy(update=parts).override(own))
+
+
+def plain_if_needed(branches: list[Branch]) -> dict[str, Any]:
+    """Settings of a run with these branches: the fast model cannot look back."""
+    looks_back = any(branch.looks_back for branch in branches)
+    return {"train.fast": "off", "train.kernel": "auto"} if looks_back else {}
 
 
 def fit_epochs(config: RunConfig, data: Dataset, steps: int) -> RunConfig:
@@ -158,14 +169,14 @@ def fit_epochs(config: RunConfig, data: Dataset, steps: int) -> RunConfig:
 
 
 @torch.no_grad()
-def begin_branch(model: SomeLM, new: list[Tensor], kept: list[Tensor], share: float, seed: int) -> float:
+def begin_branch(model: SomeLM, new: Queries, kept: Queries, share: float, seed: int) -> float:
     """Find the keys of the last branch among the queries of its text, copy the nearest experts, and set its bias.
 
     Returns the share of the new text's tokens, over all layers, that choose any of its experts.
     """
     generator = torch.Generator().manual_seed(seed)
     reached = 0.0
-    for layer, queries, known in zip(model.layers, new, kept, strict=True):
+    for layer, queries, known in zip(model.layers, new.layers, kept.layers, strict=True):
         state, library = layer.state, layer.library
         assert state is not None
         assert isinstance(library, BranchedLibrary)
@@ -181,8 +192,8 @@ def begin_branch(model: SomeLM, new: list[Tensor], kept: list[Tensor], share: fl
             if place is not None:
                 place[num_old:].copy_(keys * place[:num_old].norm(dim=-1).mean())
         branch.begin(library.base, near, generator)  # type: ignore[operator]
-        state.bias[num_old:] = calibrate(layer, known, num_old, share)
-        chosen = score_margins(layer, queries, num_old) + state.bias[num_old:] > 0
+        state.bias[num_old:] = calibrate(layer, known, num_old, share, kept.lengths)
+        chosen = score_margins(layer, queries, num_old, new.lengths) + state.bias[num_old:] > 0
         reached += float(chosen.any(1).double().mean()) / len(model.layers)
     return reached
 
@@ -306,7 +317,9 @@ def write_merged(base: Run, parts: list[Part], out: Path, favour: float) -> Run:
     folder = RunFolder(out)
     folder.refuse_if_used()
     changes = {"model": widen_config(base.config.model, branches), "gravity": rest(base.config.gravity)}
-    config = base.config.model_copy(update=changes).override({"name": out.resolve().name, "experiment": None})
+    config = base.config.model_copy(update=changes).override(
+        {"name": out.resolve().name, "experiment": None} | plain_if_needed(branches)
+    )
     state = read_state_file(base.checkpoint)
     about = {"libraries": [], "data_digest": state["data_digest"], "config": config.flatten()}
     grown = Grown(

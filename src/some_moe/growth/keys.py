@@ -5,6 +5,7 @@ Shapes: T tokens, E experts of the base, N new ones, D model width.
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from some_moe.config import RunConfig
 from some_moe.data.batches import Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS
+from some_moe.growth.context import ContextRouter
 from some_moe.model.layer import SomeLayer
 from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import evaluation_batches, forward
@@ -24,11 +26,18 @@ MOST_TOKENS = 65_536  # whose queries are looked at
 WRITTEN_ROWS = 64  # of text that the base writes itself
 
 
+class Queries(NamedTuple):
+    """Of a text, as each layer's keys meet it."""
+
+    layers: list[Tensor]  # (T, D) each, row after row
+    lengths: list[int]  # of the rows
+
+
 @torch.no_grad()
-def collect_queries(model: SomeLM, rows: Rows, config: RunConfig) -> list[Tensor]:
-    """The queries (T, D) of a text as each layer's keys meet them, one tensor a layer."""
+def collect_queries(model: SomeLM, rows: Rows, config: RunConfig) -> Queries:
+    """The queries of a text's rows, in an order that is drawn, as far as they are looked at."""
     found: list[list[Tensor]] = [[] for _ in model.layers]
-    num = 0
+    lengths: list[int] = []
     device = model.embedding.weight.device
     shuffled = Batches(
         rows, evaluation_batches(rows, config).config, rows_a_step=config.data.batch_size, seed=0, keep_partial=True
@@ -40,10 +49,12 @@ def collect_queries(model: SomeLM, rows: Rows, config: RunConfig) -> list[Tensor
             assert layer.state is not None
             query = routing.query[batch.real].float()
             kept.append(query if layer.state.query_mean is None else query - layer.state.query_mean)
-        num += batch.num_real
-        if num >= MOST_TOKENS:
+        lengths += batch.real.sum(1).tolist()
+        if sum(lengths) >= MOST_TOKENS:
             break
-    return [torch.cat(queries)[:MOST_TOKENS] for queries in found]
+    ends = np.minimum(np.cumsum([0, *lengths]), MOST_TOKENS)
+    cut = [length for length in np.diff(ends).tolist() if length]
+    return Queries([torch.cat(queries)[:MOST_TOKENS] for queries in found], cut)
 
 
 def spread_keys(queries: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -65,21 +76,27 @@ def spread_keys(queries: Tensor, count: int, generator: torch.Generator) -> Tens
     return keys
 
 
-def score_margins(layer: SomeLayer, queries: Tensor, num_old: int) -> Tensor:
-    """By how much each new expert, without a bias, beats the last that each token would choose of the base (T, N)."""
-    assert layer.key_router is not None
-    scores = layer.key_router.score(queries)
-    old = scores[:, :num_old] + layer.key_router.state.bias[:num_old]
-    return scores[:, num_old:] - old.topk(layer.model.top_k, dim=-1).values[:, -1:]
+def score_margins(layer: SomeLayer, queries: Tensor, num_old: int, lengths: list[int]) -> Tensor:
+    """By how much each new expert, without a bias, beats the last that each token would choose of the base (T, N).
+
+    queries (T, D) of rows of these lengths.
+    """
+    router, top_k = layer.key_router, layer.model.top_k
+    assert router is not None
+    scores = router.score(queries)
+    old = scores[:, :num_old] + router.state.bias[:num_old]
+    if isinstance(router, ContextRouter):
+        scores = scores + router.lean_by_row(scores, top_k, lengths)
+    return scores[:, num_old:] - old.topk(top_k, dim=-1).values[:, -1:]
 
 
 @torch.no_grad()
-def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float) -> Tensor:
+def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float, lengths: list[int]) -> Tensor:
     """The bias (N,) at which new experts together are chosen for at most that share of the tokens of queries (T, D).
 
     Each may have an equal part of it: one whose key lies among the old text's queries is held back, the others are not.
     """
-    margins = score_margins(layer, queries, num_old)
+    margins = score_margins(layer, queries, num_old, lengths)
     count, experts = margins.shape
     return -margins.kthvalue(max(1, math.ceil(count * (1 - share / experts))), dim=0).values
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig
 from some_moe.experts import ExpertWeights
+from some_moe.growth.context import look_back
 from some_moe.model.keystore import KeyState
 from some_moe.model.library import ExpertLibrary
 from some_moe.model.transformer import SomeLM
@@ -154,7 +155,7 @@ def widen(model: SomeLM, branches: list[Branch]) -> SomeLM:
     model.obey(gravity)
     model.gravity_step = lambda *_, **__: None  # type: ignore[method-assign]
     keep_own_part(model)
-    return model
+    return look_back(model, branches)
 
 
 def keep_own_part(model: SomeLM) -> None:

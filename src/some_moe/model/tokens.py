@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ class TokenInfo:
     ids: Tensor | None = None  # (B, T) token ids, for hash routing
     positions: Tensor | None = None  # (B, T), for packed rows; None: from 0 on, behind what a cache holds
     segments: Tensor | None = None  # (B, T), for packed rows: tokens see only tokens of their segment
+    memory: dict[int, Tensor] | None = None  # what layers keep from pass to pass beside a cache, by number
     sums: bool = True  # whether layers make the sums that gravity reads: not in evaluation and generation
 
     @classmethod
@@ -34,7 +35,7 @@ class TokenInfo:
         **given: Tensor | None,
     ) -> Self:
         """Fill in what is not given for a batch of this shape (B, T): every token counts, rows are numbered from 0."""
-        found = {
+        found: dict[str, Any] = {
             "counted": torch.ones(tuple(shape), dtype=torch.bool, device=device),
             "rows": torch.arange(shape[0], device=device),
             "salt": make_salt(seed, step, device),

@@ -190,6 +190,8 @@ class SomeLM(nn.Module):
         config's (warm-up). cache: keys and values of the tokens before these.
         """
         info = self.inform(tokens, info)
+        if cache is not None:
+            info = replace(info, memory=cache.memory)
         positions, geometry = self.locate(tokens, info, cache)
         x = self.embed(tokens, positions, info)
         x, routings = self.run_blocks(x, geometry, info, top_k, cache)

@@ -139,6 +139,7 @@ class Branch(Record):
     experts: Annotated[int, Field(ge=1, le=1 << 20)]
     trainability: Literal["full", "lora"]
     lora_rank: Annotated[int, Field(ge=1, le=1 << 16)] = 8
+    looks_back: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # weight of the text before a token in who serves it
 
 
 class Favour(Record):

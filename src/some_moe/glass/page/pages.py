@@ -166,6 +166,8 @@ def _show_branches(grown: Record, analysis: Analysis) -> list[Block]:
     """What was added to the base, and how the favour moves what is won and what is lost."""
     kinds = {"full": "whole", "lora": "by a low-rank update of rank {lora_rank}"}
     rows = [branch | {"how": kinds[branch["trainability"]].format(**branch)} for branch in grown["branches"]]
+    for row in rows:
+        row["how"] += f", looking back {row['looks_back']:g}" if row["looks_back"] else ""
     base = f"The base is {grown['base']} at step {grown['base_step']:,}; nothing of it has changed."
     shown: list[Block] = [Text(base), Table.of(BRANCH_COLUMNS, rows, f"At favour {grown.get('favour', 0.0):+.1f}.")]
     if grown.get("curve"):
