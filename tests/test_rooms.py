@@ -131,7 +131,7 @@ BUDGETS = {
 # the loss of each story, 50; a trigram that counts on, 20.
 # Sweeps on the live page, and readers of it who leave in the middle of an answer, took 130 of the whole; adaptation
 # with its controls and its page 700; branches that look back 110.
-CORE_BUDGET, ALL_BUDGET = 6_430, 33_990
+CORE_BUDGET, ALL_BUDGET = 6_430, 34_020
 
 
 def count_lines(rooms: set[str]) -> int:
