@@ -138,7 +138,7 @@ def _explain_padding(loss: float | None, text_share: float | None) -> list[str]:
 
 def format_evaluation(record: dict[str, Any], *, width: int | None, style: Style) -> str:
     """What `some eval` prints."""
-    keys = "moving after each batch" if record["adapt"] else "still"
+    keys = "moving after each chunk" if record["adapt"] else "still"
     title = style.bold(f"{record['run']}, step {record['step']:,}, on {record['data']}") + f", keys {keys}"
     lines = [
         f"loss {record['loss']:.4f} nats per token, perplexity {record['perplexity']:.2f}, "
