@@ -1,6 +1,7 @@
 """The studies: what is planned can be run, tuning goes by stages, and pages say what is known and what is not."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -425,6 +426,23 @@ def test_a_slice_that_is_done_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--results", str(tmp_path / "results")]
     assert main(["run", "--slice", "lengths", *words]) == 2
     assert "is done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("script", "shares"), [("exit 0", True), ("exit 1", False)])
+def test_runs_share_the_chip_where_that_can_be_had(
+    script: str, shares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tools.studies import runner
+
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    control = tmp_path / runner.MPS
+    control.write_text(f"#!/bin/sh\necho $@ >> {tmp_path}/told\n{script}\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with runner.sharing(tmp_path, lambda _: None, wanted=True):
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in os.environ) is shares
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert (tmp_path / "told").read_text().startswith("-d")
 
 
 def test_the_runner_needs_nothing_that_draws() -> None:

@@ -264,7 +264,7 @@ def sharing(work: Path, say: Callable[[str], None], *, wanted: bool) -> Iterator
     places = {"CUDA_MPS_PIPE_DIRECTORY": str(work / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(work / "mps-log")}
     for place in places.values():
         Path(place).mkdir(exist_ok=True)
-    began = subprocess.run([MPS, "-d"], env=os.environ | places, check=False).returncode == 0
+    began = tell_mps(["-d"], b"", os.environ | places)
     say("runs share the chip by MPS" if began else "MPS did not start; runs take turns")
     if began:
         os.environ.update(places)
@@ -272,6 +272,15 @@ def sharing(work: Path, say: Callable[[str], None], *, wanted: bool) -> Iterator
         yield
     finally:
         if began:
-            subprocess.run([MPS], input=b"quit\n", env=os.environ, check=False, timeout=30)
+            tell_mps([], b"quit\n", dict(os.environ))
             for name in places:
                 os.environ.pop(name, None)
+
+
+def tell_mps(words: list[str], text: bytes, environment: Mapping[str, str]) -> bool:
+    """Whether the daemon's control did it. One that hangs or cannot start costs half a minute, and no slice."""
+    try:
+        told = subprocess.run([MPS, *words], input=text, env=environment, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return told.returncode == 0
