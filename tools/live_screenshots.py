@@ -84,7 +84,7 @@ def main(runs: Path, out: Path) -> None:
                     file = out / f"live-{name}-{width}-{scheme}.png"
                     page.screenshot(path=file)
                     page.close()
-                    Image.open(file).quantize(256).save(file, optimize=True)  # a third of the bytes
+                    Image.open(file).convert("RGB").save(file, optimize=True)
         browser.close()
 
 

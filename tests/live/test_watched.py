@@ -183,6 +183,7 @@ def test_a_trial_is_seen_to_begin_and_its_worker_to_fall_silent(sweep: Path) -> 
 
 def test_a_run_that_its_sweep_stopped_was_pruned_not_killed(sweep: Path) -> None:
     (run,) = Watch([sweep]).runs.values()
+    assert look(run)["state"] == "pruned"  # at once, although it wrote a moment ago
     for name in ("config.yaml", "metrics.jsonl"):
         os.utime(run.path / name, (1, 1))
     assert look(run)["state"] == "pruned"

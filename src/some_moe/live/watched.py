@@ -155,14 +155,14 @@ class Watched:
             self._held, self._left = True, None
         elif self._held and self._left is None:
             self._left = now
-        # Another machine may go on with what a process of this one has left.
-        if held or (now - changed < QUIET_SECONDS and (self._left is None or changed > self._left)):
-            return {"state": "training"}
-        job = self.plans.find(self.path)
+        job = {} if held else self.plans.find(self.path)
         if job.get("state") == "pruned":
             return {"state": "pruned", "note": "its sweep stopped it: others did better at the same step"}
         if job.get("state") == "failed":
             return {"state": "failed", "note": job["reason"] or "its queue says that it failed"}
+        # Another machine may go on with what a process of this one has left.
+        if held or (now - changed < QUIET_SECONDS and (self._left is None or changed > self._left)):
+            return {"state": "training"}
         return {"state": "killed", "note": "it ended before its time; some resume goes on with it"}
 
     @staticmethod
