@@ -171,6 +171,10 @@ def test_bash_completes_commands_options_settings_presets_and_choices(capsys: py
     assert complete(script, ["some", "train", "--preset", "smo"]) == ["smoke"]
     assert complete(script, ["some", "train", "--train.fast", ""]) == ["auto", "off"]
     assert complete(script, ["some", "eval", "--split", "te"]) == ["test"]
+    assert complete(script, ["some", "train", "--train.fast", "=", "o"]) == ["off"]  # bash takes --train.fast=o apart
+    assert complete(script, ["some", "train", "--train.fast", "="]) == ["auto", "off"]
+    assert complete(script, ["some", "experiments", "run", "frozen-k"]) == ["frozen-keys"]
+    assert complete(script, ["some", "eval", ""]) == []
     assert complete(script, ["some", "report", "ru"]) == []  # files are the shell's own affair
     assert complete(script, ["some", "eval", "--model.t"]) == []  # it takes no settings
 

@@ -27,6 +27,7 @@ class Level(NamedTuple):
 
     words: dict[str, str]  # commands below it, with their meanings
     options: list[Option]
+    names: tuple[str, ...] = ()  # experiments, where the command takes some
 
 
 class FoundError(Exception):
@@ -48,7 +49,8 @@ def list_levels(path: tuple[str, ...], commands: Commands) -> Iterator[tuple[tup
     yield path, Level({name: meaning for name, (meaning, _) in commands.items()}, own)
     for name, (_, target) in commands.items():
         if isinstance(target, str):
-            yield (*path, name), Level({}, list_options(target))
+            takes_names = path == ("experiments",) and name in ("show", "run", "submit")
+            yield (*path, name), Level({}, list_options(target), list_experiments() if takes_names else ())
         else:
             yield from list_levels((*path, name), target)
 
@@ -80,11 +82,16 @@ def list_options(target: str) -> list[Option]:
     return found
 
 
-def list_presets(option: str) -> tuple[str, ...]:
+def list_experiments() -> tuple[str, ...]:
     from some_moe.lab.registry import EXPERIMENTS
+
+    return tuple(experiment.name for experiment in EXPERIMENTS)
+
+
+def list_presets(option: str) -> tuple[str, ...]:
     from some_moe.lab.registry.presets import PRESETS
 
-    return (*PRESETS, *(experiment.name for experiment in EXPERIMENTS)) if option == "--preset" else ()
+    return (*PRESETS, *list_experiments()) if option == "--preset" else ()
 
 
 def list_settings() -> list[Option]:
@@ -122,25 +129,27 @@ def list_values(tree: Tree) -> dict[str, tuple[str, ...]]:
 
 
 def format_bash(tree: Tree) -> str:
-    cases = [
-        f"    {quote(' '.join(path))}) words={quote(' '.join([*level.words, *(one.name for one in level.options)]))} ;;"
-        for path, level in tree.items()
-    ]
+    cases = []
+    for path, level in tree.items():
+        words, options = " ".join([*level.words, *level.names]), " ".join(one.name for one in level.options)
+        cases.append(f"    {quote(' '.join(path))}) words={quote(words)} options={quote(options)} ;;")
     values = [f"    {name}) words={quote(' '.join(chosen))} ;;" for name, chosen in list_values(tree).items()]
     return "\n".join([
         "# bash completion of `some`: " + INSTALL["bash"],
         "_some() {",
-        "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} key= words=",
+        "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} key= words= options=",
+        "  if [[ $cur == = ]]; then cur=; elif [[ $prev == = ]]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi",
         "  if (( COMP_CWORD > 1 )); then key=${COMP_WORDS[1]}; fi",
         f"  case $key in {list_groups(tree)}) if (( COMP_CWORD > 2 )); then key+=\" ${{COMP_WORDS[2]}}\"; fi ;; esac",
         "  COMPREPLY=()",
         "  case $prev in",
         *values,
         "  esac",
-        '  if [[ -z $words && ( $cur == -* || $key != *" "* ) ]]; then',
+        "  if [[ -z $words ]]; then",
         "    case $key in",
         *(f"  {case}" for case in cases),
         "    esac",
+        "    if [[ $cur == -* ]]; then words=$options; fi",
         "  fi",
         "  # without a match bash completes files",
         '  COMPREPLY=($(compgen -W "$words" -- "$cur"))',
@@ -167,9 +176,8 @@ def format_zsh(tree: Tree) -> str:
         lines.append(f"    ({quote(' '.join(path))})")
         if pairs:
             lines.append(f"      found=({describe(pairs)}); _describe command found; [[ $PREFIX == -* ]] || return")
-        lines.append(
-            f"      [[ $PREFIX == -* ]] && {{ found=({describe(options)}); _describe option found; return }} ;;"
-        )
+        lines.append(f"      [[ $PREFIX == -* ]] && {{ found=({describe(options)}); _describe option found; return }}")
+        lines.append(f"      compadd -- {' '.join(map(quote, level.names))}; return ;;" if level.names else "      ;;")
     lines += ["  esac", "  [[ -n $key ]] && _files", "}"]
     lines += ['if [[ $funcstack[1] == _some ]]; then _some "$@"; else compdef _some some; fi', ""]
     return "\n".join(lines)
@@ -183,6 +191,8 @@ def format_fish(tree: Tree) -> str:
         when = f"{seen}; and not __fish_seen_subcommand_from {below}" if path and below else seen
         for word, meaning in level.words.items():
             lines.append(f"complete -c some -f -n {quote(when)} -a {word} -d {quote(meaning)}")
+        if level.names:
+            lines.append(f"complete -c some -f -n {quote(seen)} -a {quote(' '.join(level.names))}")
         for one in level.options:
             follows = f" -x -a {quote(' '.join(one.values))}" if one.values else ""
             lines.append(f"complete -c some -n {quote(when)} -l {one.name[2:]}{follows} -d {quote(one.meaning)}")
