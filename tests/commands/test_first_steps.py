@@ -147,6 +147,21 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(monkeypatch: py
     assert "torch is not installed; run pip install torch" in said
 
 
+def test_what_is_older_than_an_extra_asks_for_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "torch>=2.11",
+        'a>=5.17; extra == "hf"',
+        'b==0.0.60; extra == "docs"',
+        'c; extra == "x"',
+        'd>=2; extra == "x"',
+    ]
+    versions = {"a": "5.4.1", "b": "0.0.60", "c": "0.1", "d": None}
+    monkeypatch.setattr(doctor, "requires", lambda _: lines)
+    monkeypatch.setattr(doctor, "find_version", versions.get)
+    sentence = "a 5.4.1 is older than 5.17, which the extra hf needs; run pip install -U 'some-moe[hf]'"
+    assert list(doctor.find_old()) == [sentence]
+
+
 # --- some completion ------------------------------------------------------------------------------------------
 
 

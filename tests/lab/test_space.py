@@ -1,6 +1,7 @@
 """What a sweep's file may say, and what is refused in a sentence."""
 
 import math
+import re
 from pathlib import Path
 from random import Random
 
@@ -34,6 +35,17 @@ def test_ranges_choices_and_whole_numbers_are_told_apart() -> None:
         Axis("model.query", "choice", choices=("linear", "mlp")),
         Axis("data.train_subset_size", "choice", choices=(None, 24)),
     ]
+
+
+def test_the_file_of_the_docs_is_a_sweep() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    sweep = Sweep.from_yaml(text)
+    assert [axis.kind for axis in sweep.axes(sweep.base_config(Path()))] == ["float", "int", "choice"]
+    told = dict(re.findall(r"^\| `(\w+)` \| `?([\w.]+)`? \|", page, re.MULTILINE))
+    defaults = {name: str(value).lower() for name, value in Sweep(space={"model.top_k": [1, 2]}).model_dump().items()}
+    assert {name: defaults[name] for name in told} == told
+    assert len(told) == 5
 
 
 def test_places_on_an_axis_go_from_0_to_1() -> None:

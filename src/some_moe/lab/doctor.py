@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from some_moe.system.cache import cache_folder, cache_limit
 
 DISTRIBUTION, OLDEST_TORCH = "some-moe", (2, 11)
 MOST_FILES = 200_000  # of a cache that are counted
-REQUIREMENT = re.compile(r"\s*([\w.-]+)[^;]*(?:;\s*extra\s*==\s*[\"']([\w-]+)[\"'])?")
+REQUIREMENT = re.compile(r"\s*([\w.-]+)(?:[>=]=([\d.]+))?[^;]*(?:;\s*extra\s*==\s*[\"']([\w-]+)[\"'])?")
 
 
 def examine() -> dict[str, Any]:
@@ -28,7 +29,7 @@ def examine() -> dict[str, Any]:
         "disk_free_bytes": free_disk("."),
         "extras": list_extras(),
         "caches": list_caches(),
-        "problems": [],
+        "problems": list(find_old()),
     }
     problems: list[str] = found["problems"]
     if find_spec("torch") is None:
@@ -38,15 +39,34 @@ def examine() -> dict[str, Any]:
     return found
 
 
-def list_extras() -> dict[str, dict[str, str | None]]:
-    """The optional packages by extra: {extra: {package: version, or None where it is missing}}."""
-    extras: dict[str, dict[str, str | None]] = {}
+def list_requirements() -> Iterator[tuple[str, str, str]]:
+    """(extra, package, least version) of every optional package."""
     with suppress(PackageNotFoundError):
         for line in requires(DISTRIBUTION) or ():
             match = REQUIREMENT.match(line)
-            if match and match[2] and match[2] != "dev":
-                extras.setdefault(match[2], {})[match[1]] = find_version(match[1])
+            if match and match[3] and match[3] != "dev":
+                yield match[3], match[1], match[2] or "0"
+
+
+def list_extras() -> dict[str, dict[str, str | None]]:
+    """The optional packages by extra: {extra: {package: version, or None where it is missing}}."""
+    extras: dict[str, dict[str, str | None]] = {}
+    for extra, package, _ in list_requirements():
+        extras.setdefault(extra, {})[package] = find_version(package)
     return extras
+
+
+def find_old() -> Iterator[str]:
+    """A sentence for every optional package that is there, but too old."""
+    for extra, package, least in list_requirements():
+        found = find_version(package)
+        if found is not None and numbers_of(found) < numbers_of(least):
+            cure = f"run pip install -U 'some-moe[{extra}]'"
+            yield f"{package} {found} is older than {least}, which the extra {extra} needs; {cure}"
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def find_version(package: str) -> str | None:
@@ -93,8 +113,7 @@ def examine_torch(problems: list[str]) -> dict[str, Any]:
     from some_moe.environment import describe_program
     from some_moe.training.machine import choose_machine, has_triton
 
-    numbers = re.findall(r"\d+", torch.__version__)[:2]
-    if tuple(map(int, numbers)) < OLDEST_TORCH:
+    if numbers_of(torch.__version__) < OLDEST_TORCH:
         problems.append(f"torch {torch.__version__} is older than 2.11; run pip install -U torch")
     gpus = [
         {"name": torch.cuda.get_device_name(n), "memory_bytes": torch.cuda.get_device_properties(n).total_memory}
