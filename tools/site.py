@@ -1,4 +1,4 @@
-"""Makes the documentation site, offline: `python -m tools.site`, then open build/site/index.html.
+"""Makes the documentation site, offline: `make site`, then open build/site/index.html.
 
 Pages are those of docs/ and of the repository's root, the examples and notebooks as they are, and a reference that is
 made from docstrings, settings and each command's help. Links are rewritten to where things are on the site, and every
@@ -45,7 +45,8 @@ CONTENTS = {
     "Start": ("index.md", "first-steps.md"),
     "Concepts": ("gravity.md", "glossary.md", "kernels.md"),
     "How-to": (
-        "data.md", "live.md", "glassbox.md", "inside.md", "sweep.md", "huggingface.md", "growing.md", "queue.md",
+        "data.md", "live.md", "glassbox.md", "inside.md", "sweep.md", "huggingface.md", "growing.md", "adaptation.md",
+        "queue.md",
         "distributed.md", "security.md",
     ),
     "Examples": (),
