@@ -137,10 +137,10 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(monkeypatch: py
     lines = ["torch>=2.11", 'optuna>=4.5; extra == "sweep"', 'ruff>=0.8; extra == "dev"']
     monkeypatch.setattr(doctor, "requires", lambda _: lines)
     monkeypatch.setattr(doctor, "find_version", lambda _: None)
-    assert doctor.list_extras() == {"sweep": {"optuna": None}}
+    assert doctor.list_extras([]) == {"sweep": {"optuna": None}}
     found = {
         "python": "3.11", "platform": "x", "cores": 1, "memory_free_bytes": None, "disk_free_bytes": 0, "torch": None,
-        "extras": doctor.list_extras(), "caches": [], "problems": ["torch is not installed; run pip install torch"],
+        "extras": doctor.list_extras([]), "caches": [], "problems": ["torch is not installed; run pip install torch"],
     }  # fmt: skip
     said = first_steps.format_examination(found)
     assert "missing optuna: pip install 'some-moe[sweep]'" in said
@@ -159,7 +159,9 @@ def test_what_is_older_than_an_extra_asks_for_is_a_problem(monkeypatch: pytest.M
     monkeypatch.setattr(doctor, "requires", lambda _: lines)
     monkeypatch.setattr(doctor, "find_version", versions.get)
     sentence = "a 5.4.1 is older than 5.17, which the extra hf needs; run pip install -U 'some-moe[hf]'"
-    assert list(doctor.find_old()) == [sentence]
+    problems: list[str] = []
+    assert doctor.list_extras(problems)["hf"] == {"a": "5.4.1"}
+    assert problems == [sentence]
 
 
 # --- some completion ------------------------------------------------------------------------------------------

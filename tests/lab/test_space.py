@@ -88,7 +88,7 @@ def test_an_end_that_fits_with_another_axis_is_taken() -> None:
         ("train.learning_rate", {"low": math.inf, "high": 1}, "which is no number"),
         ("train.learning_rate", {"from": 0, "to": 1}, "cannot be read; write it like {low: 0.001"),
         ("train.learning_rate", 3, "cannot be read; write it like"),
-        ("train.learning_rate", {"low": 1, "high": 2, "log": "no way"}, "has log 'no way'; write true or false"),
+        ("train.learning_rate", {"low": 1, "high": 2, "log": "no way"}, "cannot be read; write it like {low: 0.001"),
         ("gravity.use_beta", {"low": 0, "high": 1}, "the setting is no number; give a list of choices"),
     ],
 )

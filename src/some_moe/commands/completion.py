@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import suppress
 from pkgutil import resolve_name
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from some_moe.cli import COMMANDS, OPTIONS, Commands, Parser, write
 
@@ -50,7 +50,7 @@ def list_levels(path: tuple[str, ...], commands: Commands) -> Iterator[tuple[tup
     for name, (_, target) in commands.items():
         if isinstance(target, str):
             takes_names = path == ("experiments",) and name in ("show", "run", "submit")
-            yield (*path, name), Level({}, list_options(target), list_experiments() if takes_names else ())
+            yield (*path, name), Level({}, list_options(target), list_names(presets=False) if takes_names else ())
         else:
             yield from list_levels((*path, name), target)
 
@@ -75,29 +75,23 @@ def list_options(target: str) -> list[Option]:
     for action in parser._actions:
         for name in action.option_strings:
             if name.startswith("--"):
-                choices = tuple(map(str, action.choices or ())) or list_presets(name)
+                choices = tuple(map(str, action.choices or ()))
+                choices = list_names(presets=True) if name == "--preset" else choices
                 found.append(Option(name, (action.help or "").replace("%%", "%"), choices))
     if PROBE not in left:
         found += list_settings()
     return found
 
 
-def list_experiments() -> tuple[str, ...]:
+def list_names(*, presets: bool) -> tuple[str, ...]:
     from some_moe.lab.registry import EXPERIMENTS
-
-    return tuple(experiment.name for experiment in EXPERIMENTS)
-
-
-def list_presets(option: str) -> tuple[str, ...]:
     from some_moe.lab.registry.presets import PRESETS
 
-    return (*PRESETS, *list_experiments()) if option == "--preset" else ()
+    return (*(PRESETS if presets else ()), *(experiment.name for experiment in EXPERIMENTS))
 
 
 def list_settings() -> list[Option]:
     """Every --ROOM.FIELD, with its meaning and choices."""
-    from typing import get_args
-
     from some_moe.config import Config, RunConfig
     from some_moe.config.base import field_docs
 

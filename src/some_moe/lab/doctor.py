@@ -4,7 +4,6 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -21,17 +20,17 @@ REQUIREMENT = re.compile(r"\s*([\w.-]+)(?:[>=]=([\d.]+))?[^;]*(?:;\s*extra\s*==\
 
 def examine() -> dict[str, Any]:
     """Everything that a report of a fault should say, as plain data; `problems` are sentences."""
+    problems: list[str] = []
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "memory_free_bytes": free_memory(),
         "disk_free_bytes": free_disk("."),
-        "extras": list_extras(),
+        "extras": list_extras(problems),
         "caches": list_caches(),
-        "problems": list(find_old()),
+        "problems": problems,
     }
-    problems: list[str] = found["problems"]
     if find_spec("torch") is None:
         problems.append("torch is not installed; run pip install torch")
         return found | {"torch": None}
@@ -39,30 +38,19 @@ def examine() -> dict[str, Any]:
     return found
 
 
-def list_requirements() -> Iterator[tuple[str, str, str]]:
-    """(extra, package, least version) of every optional package."""
+def list_extras(problems: list[str]) -> dict[str, dict[str, str | None]]:
+    """The optional packages, {extra: {package: version, or None where it is missing}}; old ones are problems."""
+    extras: dict[str, dict[str, str | None]] = {}
     with suppress(PackageNotFoundError):
         for line in requires(DISTRIBUTION) or ():
             match = REQUIREMENT.match(line)
             if match and match[3] and match[3] != "dev":
-                yield match[3], match[1], match[2] or "0"
-
-
-def list_extras() -> dict[str, dict[str, str | None]]:
-    """The optional packages by extra: {extra: {package: version, or None where it is missing}}."""
-    extras: dict[str, dict[str, str | None]] = {}
-    for extra, package, _ in list_requirements():
-        extras.setdefault(extra, {})[package] = find_version(package)
+                package, least, extra = match.groups()
+                found = extras.setdefault(extra, {})[package] = find_version(package)
+                if found is not None and numbers_of(found) < numbers_of(least or "0"):
+                    old = f"{package} {found} is older than {least}, which the extra {extra} needs"
+                    problems.append(f"{old}; run pip install -U 'some-moe[{extra}]'")
     return extras
-
-
-def find_old() -> Iterator[str]:
-    """A sentence for every optional package that is there, but too old."""
-    for extra, package, least in list_requirements():
-        found = find_version(package)
-        if found is not None and numbers_of(found) < numbers_of(least):
-            cure = f"run pip install -U 'some-moe[{extra}]'"
-            yield f"{package} {found} is older than {least}, which the extra {extra} needs; {cure}"
 
 
 def numbers_of(version: str) -> tuple[int, ...]:

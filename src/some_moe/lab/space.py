@@ -116,12 +116,10 @@ def read_axis(name: str, given: Any, annotation: Any) -> Axis:
         if not 2 <= len(given) <= MOST_CHOICES or any(given.count(one) > 1 for one in given):
             raise ConfigError(f"space.{name} {str(given)[:80]} is no list of different choices; {LIKE}")
         return Axis(name, "choice", choices=tuple(given))
-    if not isinstance(given, dict) or not {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
+    log = given.get("log", False) if isinstance(given, dict) else None
+    if not isinstance(log, bool) or not {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
         raise ConfigError(f"space.{name} {str(given)[:80]!r} cannot be read; {LIKE}")
     low, high = (read_number(name, given[end]) for end in ("low", "high"))
-    log = given.get("log", False)
-    if not isinstance(log, bool):
-        raise ConfigError(f"space.{name} has log {str(log)[:80]!r}; write true or false")
     if not low < high or (log and low <= 0):
         raise ConfigError(f"space.{name} from {low:g} to {high:g} is no range; low is below high, and above 0 with log")
     if not takes(annotation, float) and not takes(annotation, int):
