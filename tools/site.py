@@ -65,7 +65,7 @@ PYTHON = {
         "some_moe.glass.notebook.LayerKeys", "some_moe.glass.notebook.Usage", "some_moe.glass.results.Result",
     ),
     "The model": ("some_moe.SomeLM", "some_moe.SomeLayer", "some_moe.accelerate"),
-    "Grow and merge": ("some_moe.grow", "some_moe.merge", "some_moe.prune"),
+    "Grow, merge, adapt": ("some_moe.grow", "some_moe.merge", "some_moe.prune", "some_moe.adapt"),
     "Other tools": ("some_moe.export", "some_moe.graft", "some_moe.hf.GravityCallback"),
 }  # fmt: skip
 PUBLIC_MODULES = ("some_moe.hooks",)

@@ -30,8 +30,9 @@ LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 70, 150, 34, 300, 330
 def adapt(run: "Run | str | Path", stream: Sequence[str | Path], **options: Any) -> "Adaptation":
     """Let the keys of a run move while it reads texts, one after another: each chunk is scored first.
 
-    The run is not changed; `out` saves the moved keys as another. Options: those of `some_moe.lab.adaptation.adapt`,
-    which are the command's: controls, rates, valid, keep, chunk_tokens, changes, out, checkpoint, device, say.
+    run: a run folder, or what `load` gave; it is not changed. stream: the texts. options: those of
+    `some_moe.lab.adaptation.adapt`, which are the command's: controls, rates, valid, keep, chunk_tokens, changes, out
+    (where the moved keys are saved as another run), checkpoint, device, say.
     """
     from some_moe.lab import adaptation
 
