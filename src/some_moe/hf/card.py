@@ -37,7 +37,7 @@ def write_card(run: Run, config: SomeConfig, *, standalone: bool) -> str:
     """README.md for the folder."""
     name = str(clean(run.config.name))
     needs = (
-        "torch and transformers: the model is in `modeling_some.py`"
+        "torch and transformers (5.17 or later): the model is in `modeling_some.py`"
         if standalone
         else f"torch, transformers and some-moe ({__version__} wrote it): `pip install 'some-moe[hf]'`"
     )
