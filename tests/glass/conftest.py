@@ -17,6 +17,7 @@ GUILDS: dict[str, Any] = {
     "level": 0.01,
     "split": "valid",
     "num_tokens": 400,
+    "labels": "Parts of speech are by the built-in tagger.",
     "families": [
         {
             "family": "part of speech",
@@ -24,6 +25,7 @@ GUILDS: dict[str, Any] = {
             "layers": [
                 {
                     "layer": 0, "mi_bits": 0.2, "mi_corrected_bits": 0.15, "nmi": 0.125, "p_value": 0.002,
+                    "p_adjusted": 0.018,
                     "null_mean_bits": 0.05, "null_high_bits": 0.07, "random_keys_nmi": [0.08, 0.1],
                     "interval": [0.106, 0.132],
                 }

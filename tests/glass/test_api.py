@@ -11,6 +11,7 @@ import some_moe
 from some_moe.cli import main
 from some_moe.config import ConfigError
 from some_moe.glass.figures.canvas import Drawing
+from some_moe.glass.inspect.collection import Collection
 
 NASTY = "<script>alert(1)<script>"  # the name of the run, and words within it
 
@@ -123,3 +124,21 @@ def test_a_terminal_shows_results_on_one_line(run: Path) -> None:
     report = some_moe.report(run, analyze=False)
     assert str(run / "report.html") in repr(report)
     assert "\n" not in repr(report)
+
+
+def test_any_text_can_be_replayed(run: Path, tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("The old king went to the sea. " * 20, encoding="utf-8")
+    found = some_moe.analyze(run, data=text, collect_only=True, max_tokens=200)
+    assert found.findings["split"] == "file book.txt"
+    seen = Collection.load(run / "analysis" / "collected.safetensors")
+    tokenizer = some_moe.load(run).tokenizer
+    assert tokenizer.decode(seen.tokens[seen.story == 0].tolist()).startswith("The old king went to the sea.")
+
+
+def test_text_that_is_not_there_is_refused_in_one_sentence(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(["analyze", str(run), "--data", "nowhere.txt", "--collect-only"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "'nowhere.txt' does not exist" in said[-1]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

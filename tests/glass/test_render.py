@@ -24,6 +24,7 @@ from some_moe.glass.page.render import mark_code, render_page, render_trace, to_
 from some_moe.glass.page.terminal import expert_hue, format_trace, show_token, terminal_color
 from some_moe.glass.results import Result
 from some_moe.layout import Column, Style
+from tests.glass.conftest import GUILDS
 
 NASTY = "<script>alert(1)</script>"
 
@@ -306,6 +307,22 @@ def test_guilds_say_which_parts_are_missing() -> None:
     assert any("No twin run" in text for text in texts)
     for part in ({"num_tokens": 9}, {"split": "valid"}, {"level": 0.01}, {"control": {"run": "twin"}}, {"depth": {}}):
         assert make_guild_section(part).blocks
+
+
+def test_the_table_of_families_prints_corrected_p_values() -> None:
+    tables = [block for block in make_guild_section(GUILDS).blocks if isinstance(block, Table)]
+    (families,) = [one for one in tables if one.columns[0].header == "Kind of class"]
+    place = [column.header for column in families.columns].index("Corrected p")
+    assert [row[place] for row in families.rows] == ["0.018"]
+
+
+def test_the_section_says_who_sorted_the_words_and_which_text_it_was() -> None:
+    opening = make_guild_section(GUILDS).blocks[0]
+    assert isinstance(opening, Text)
+    assert "400 tokens of the valid split" in opening.text
+    assert "built-in tagger" in opening.text
+    other = make_guild_section(GUILDS | {"split": "file book.txt"}).blocks[0]
+    assert "tokens of the file book.txt:" in other.text  # type: ignore[union-attr]
 
 
 def test_small_p_values_are_bounds() -> None:

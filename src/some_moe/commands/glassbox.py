@@ -13,8 +13,8 @@ def analyze_run(arguments: list[str]) -> int:
     """Look inside a run."""
     parser = Parser(
         "some analyze",
-        "Look inside a run: replay it on its own text, measure how its experts share the work, map its keys and their "
-        "movement, and test its guilds. Works on runs that are still training, too. Writes RUN/analysis/.",
+        "Look inside a run: replay it on its own text or another, measure how its experts share the work, map its keys "
+        "and their movement, and test its guilds. Works on runs that are still training, too. Writes RUN/analysis/.",
     )
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("--collect-only", action="store_true", help="replay the model, keep what was seen, draw later")
@@ -22,6 +22,7 @@ def analyze_run(arguments: list[str]) -> int:
     parser.add_argument("--no-guilds", action="store_true", help="leave out the guilds, which take longest")
     parser.add_argument("--control", metavar="RUN", help="judge another run's guilds too, such as one with still keys")
     parser.add_argument("--split", default="valid", choices=("train", "valid", "test"), help="what is replayed")
+    parser.add_argument("--data", metavar="TEXT", help="replay this instead: a file, a folder, or hf:OWNER/NAME")
     parser.add_argument(
         "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"tokens to replay (default {MAX_TOKENS:,})"
     )

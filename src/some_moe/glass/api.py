@@ -77,6 +77,7 @@ def analyze(
     guilds: bool = True,
     control: "AnyRun | None" = None,
     split: str = "valid",
+    data: str | Path | None = None,
     max_tokens: int = MAX_TOKENS,
     checkpoint: str = "best",
     device: str = "auto",
@@ -85,12 +86,13 @@ def analyze(
     favour: float | None = None,
     say: Say = say_nothing,
 ) -> Result:
-    """Replay a run on its own text, measure its experts, map its keys, judge its guilds; write RUN/analysis/.
+    """Replay a run on text, measure its experts, map its keys, judge its guilds; write RUN/analysis/.
 
     run: a run folder, or what `load` gave; finished, killed or still training. collect_only: replay, and draw later;
     draw_only: draw what was collected before, without a model. guilds: whether to judge them, which takes longest;
     control: another run whose guilds are judged too. split, max_tokens, checkpoint: what is replayed, up to how many
-    tokens, and with which of best, last and step-N. device: where it is replayed (auto, cpu, cuda, cuda:N). out:
+    tokens, and with which of best, last and step-N. data: other text instead of a split: a file, a folder, or
+    hf:OWNER/NAME. device: where it is replayed (auto, cpu, cuda, cuda:N). out:
     another folder than RUN/analysis/, in which reports do not look. base, favour: of a run with branches, as `load`
     takes them. say: is told what is going on.
 
@@ -125,7 +127,8 @@ def analyze(
     from some_moe.training.machine import choose_machine
 
     where = choose_machine(TrainConfig(device=device)).device
-    chosen: dict[str, Any] = {"split": split, "max_tokens": max_tokens, "checkpoint": checkpoint, "device": where}
+    chosen: dict[str, Any] = {"split": split, "data": data, "max_tokens": max_tokens, "checkpoint": checkpoint}
+    chosen["device"] = where
     replay = partial(collect_run, record.path, **chosen, **branches)
     if collect_only:  # nothing is drawn, so that nothing that draws is needed
         say("replaying the model …")
@@ -160,9 +163,9 @@ def analyze(
             figures = [drawing.file(scratch / "figures") for drawing in _draw(insight, start_umap, say)]
             found = insight.to_dict() | {"figures": figures}
             if insight.movements:
-                data = describe_movement(insight.movements, choose_colours(insight))
-                write_whole(scratch / "movement.json", json.dumps(data, separators=(",", ":"), allow_nan=False))
-                write_whole(scratch / "movement.html", render_movement(record.name, data))
+                moved = describe_movement(insight.movements, choose_colours(insight))
+                write_whole(scratch / "movement.json", json.dumps(moved, separators=(",", ":"), allow_nan=False))
+                write_whole(scratch / "movement.html", render_movement(record.name, moved))
             write_whole(scratch / "analysis.json", json.dumps(found, indent=1, allow_nan=False))
             publish(scratch, folder, last="analysis.json", outdated=OUTDATED)
     paths = [folder / "analysis.json", folder / "figures"]

@@ -36,7 +36,7 @@ def test_a_case_that_passes_every_test_is_supported() -> None:
         ({"random_keys": {"p_adjusted": 0.2}}, "Random keys may do as well"),
         ({"random_keys": {"p_adjusted": None, "own_bits": None}}, "The router has no keys"),
         ({"knockout": None}, "cannot be knocked out"),
-        ({"knockout": KNOCKOUT | {"p_adjusted": 0.01}}, "Random sets of equally used experts"),
+        ({"knockout": KNOCKOUT | {"p_adjusted": 0.01}}, "Beyond what it costs"),
         ({"knockout": KNOCKOUT | {"class_change": 0.04}}, "Without its experts"),
         ({"knockout": KNOCKOUT | {"class_change": 0.09}}, "Without its experts"),
         ({"knockout": KNOCKOUT | {"class_change": -0.1, "other_change": -0.2, "random_class_change": -0.2}}, "Without"),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from some_moe.glass.inspect.association import bootstrap_weights, entropy_bits, mutual_information
-from some_moe.glass.inspect.depth import CLAIMS, Depth, bootstrap_depth, judge_depth, peak_weights, slope_weights
+from some_moe.glass.inspect.depth import Depth, bootstrap_depth, judge_depth, peak_weights, slope_weights
 from some_moe.glass.inspect.evidence import Measured, Words
-from some_moe.glass.inspect.labels import Family
+from some_moe.glass.inspect.labels import PLACE, Family
 
 SURE = np.full(3, 0.001)
 
@@ -34,7 +34,16 @@ def test_the_published_order_is_recognised() -> None:
     found = judge_depth(published_order(), [SURE] * 3, level=0.01)
     assert found["statement"].startswith("Specialisation follows the published order")
     assert [slope["holds"] for slope in found["slopes"]] == [True, True, True]
-    assert [slope["name"] for slope in found["slopes"]] == [claim[0] for claim in CLAIMS.values()]
+    assert [slope["name"] for slope in found["slopes"]] == ["Lexicon", "Mind's Eye", "Storyteller"]
+
+
+def test_the_statement_says_that_training_seeds_are_left_out() -> None:
+    assert "training seeds" in judge_depth(published_order(), [SURE] * 3, level=0.01)["statement"]
+
+
+def test_other_text_is_judged_by_the_place_in_its_story() -> None:
+    depths = [*published_order()[:2], published_order()[2]._replace(family=PLACE)]
+    assert "follows the published order" in judge_depth(depths, [SURE] * 3, level=0.01)["statement"]
 
 
 def test_the_reverse_order_is_refused() -> None:

@@ -45,7 +45,8 @@ LITTLE = Effort(
     key_tokens=2_600,
     trial_tokens=2_600,
     num_shuffles=319,
-    num_key_draws=9,
+    num_key_draws=319,
+    num_described_draws=3,
     num_key_shuffles=2,
     num_sets=8,
     num_exchanges=1,
@@ -53,7 +54,6 @@ LITTLE = Effort(
     num_bootstraps=32,
     fewest_knock_outs=0,
 )
-MORE = replace(LITTLE, num_key_draws=20)  # a few draws of random keys leave much to chance
 GUILD = (2, 5, 7)
 
 
@@ -191,7 +191,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Collection,
     run, collection = make_run(0, planted=True)
     folder = save_run(run, tmp_path_factory.mktemp("runs") / "planted")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    report = analyze_guilds(folder, collection, effort=MORE)
+    report = analyze_guilds(folder, collection, effort=LITTLE)
     assert {path: path.read_bytes() for path in before} == before
     return folder, collection, report
 
@@ -219,7 +219,7 @@ def test_the_report_has_the_form_that_pages_ask_for(planted: tuple[Path, Collect
             assert layer["mi_corrected_bits"] == pytest.approx(layer["mi_bits"] - layer["null_mean_bits"])
             assert layer["interval"][0] <= layer["interval"][1]
             assert 0 < layer["p_value"] <= layer["p_adjusted"] <= 1
-            assert len(layer["random_keys_nmi"]) == MORE.num_key_draws
+            assert len(layer["random_keys_nmi"]) == LITTLE.num_described_draws
     assert [one["layer"] for one in report["communities"]] == [0, 1]
     assert [one["layer"] for one in report["swap"]] == [0, 1]
     assert all(one["interval"][0] <= one["loss_change"] <= one["interval"][1] for one in report["swap"])
@@ -251,12 +251,11 @@ def test_every_card_has_a_verdict_and_one_sentence(planted: tuple[Path, Collecti
 def test_planted_guilds_are_found_in_other_models_too() -> None:
     for seed in range(1, 8):
         run, collection = make_run(seed, planted=True)
-        check_planted(Study(run, collection, LEVEL, seed, MORE).report())
+        check_planted(Study(run, collection, LEVEL, seed, LITTLE).report())
 
 
 def test_no_guild_is_reported_where_none_was_planted() -> None:
-    guilds, _ = find_by_chance(range(20))
-    assert guilds <= 1
+    assert find_by_chance(range(6))[0] == 0
 
 
 @pytest.mark.slow
@@ -273,7 +272,7 @@ def test_a_control_on_the_same_text_is_stored_beside(
     folder, collection, report = planted
     run, _ = make_run(0, planted=False)
     other = save_run(run, tmp_path / "control")
-    found = analyze_guilds(folder, collection, effort=MORE, control=other)
+    found = analyze_guilds(folder, collection, effort=LITTLE, control=other)
     assert found["guilds"] == report["guilds"]
     assert found["control"]["run"] == "control"  # its folder's name: twins often share the name in their config
     assert not supported(found["control"])
@@ -319,11 +318,13 @@ def test_every_kind_of_router_is_analysed(changes: dict[str, object]) -> None:
     assert not supported(report)
 
 
-def test_text_without_tags_is_sorted_by_form() -> None:
+def test_text_without_tags_is_tagged() -> None:
     run, collection = make_run(3, planted=False, num_stories=4)
     run = change_run(run, config=run.config.override({"data.source": "somewhere.txt"}))
     report = Study(run, collection, LEVEL, 0, LITTLE).report()
-    assert [family["family"] for family in report["families"]] == ["form", "identity", "frequency"]
+    names = [family["family"] for family in report["families"]]
+    assert names == ["part of speech", "place in story", "identity", "frequency"]
+    assert "tagger" in report["labels"]
 
 
 def test_the_same_seed_gives_the_same_report() -> None:

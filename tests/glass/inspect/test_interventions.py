@@ -1,5 +1,7 @@
 """Interventions: experts are taken away, exchanged or found by random keys, and the model is left as it was."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +12,11 @@ from some_moe.glass.inspect.interventions import (
     exchange_experts,
     fit_bias,
     knock_out,
-    random_keys,
     replay,
+    route_by_chance,
     stand_in,
 )
-from some_moe.glass.inspect.trials import draw_matched_sets
+from some_moe.glass.inspect.trials import draw_matched_sets, measure_harm
 from some_moe.model.transformer import SomeLM
 from tests.shared.variants import make_config, make_gravity, same, snapshot
 
@@ -131,25 +133,30 @@ def test_a_failure_puts_everything_back() -> None:
 def test_random_keys_route_anew_with_about_the_wanted_loads(variant: str) -> None:
     model, config, probe = make_case(variant)
     before, base = all_tensors(model), replay(model, probe, config)
-    wanted = torch.tensor([0.3, 0.1, 0.2, 0.15, 0.15, 0.1])
-    with random_keys(model, [wanted] * 3, seed=5):
-        one = replay(model, probe, config)
-    with random_keys(model, [wanted] * 3, seed=6):
-        other = replay(model, probe, config)
-    for layer in range(3):
-        load = np.bincount(one.experts[layer].ravel(), minlength=6) / one.experts[layer].size
+    wanted, chance = torch.tensor([0.3, 0.1, 0.2, 0.15, 0.15, 0.1]), torch.Generator().manual_seed(5)
+    for layer, queries in zip(model.layers, base.queries, strict=True):
+        one, other = route_by_chance(layer, queries, wanted, 2, chance)
+        load = np.bincount(one.ravel(), minlength=6) / one.size
         assert np.sort(load) == pytest.approx(wanted.sort().values.numpy(), abs=0.06)
-        assert (np.sort(one.experts[layer]) != np.sort(other.experts[layer])).any()
+        assert (np.sort(one) != np.sort(other)).any()
     assert same(before, all_tensors(model))
-    again = replay(model, probe, config)
-    assert (again.nats == base.nats).all()
+
+
+@pytest.mark.parametrize("variant", WITH_KEYS)
+def test_a_replay_gives_the_queries_as_they_meet_the_keys(variant: str) -> None:
+    model, config, probe = make_case(variant)
+    base = replay(model, probe, config)
+    for layer, queries, experts in zip(model.layers, base.queries, base.experts, strict=True):
+        scores = layer.key_router.score(queries) + layer.state.bias
+        assert (scores.topk(experts.shape[-1]).indices.numpy() == experts).all()
+    assert base.gates.shape == base.experts.shape
 
 
 def test_a_fitted_bias_gives_the_wanted_loads_and_keeps_unused_experts_unused() -> None:
     torch.manual_seed(0)
     scores = torch.randn(800, 8) + torch.linspace(0, 4, 8)
     wanted = torch.tensor([0.0, 0.05, 0.05, 0.1, 0.2, 0.2, 0.2, 0.2])
-    chosen = (scores + fit_bias(scores, wanted, 2)).topk(2).indices
+    chosen = (scores + fit_bias(scores[None], wanted, 2)[0]).topk(2).indices
     load = torch.bincount(chosen.flatten(), minlength=8) / chosen.numel()
     assert load.sort().values.tolist() == pytest.approx(wanted.tolist(), abs=0.01)
     assert load[0] == 0  # the expert that was least used without a bias
@@ -163,18 +170,30 @@ def test_a_probe_keeps_the_order_of_its_tokens() -> None:
     assert probe.story.tolist() == [0, 0, 0, 1, 1, 2]
 
 
-def test_matched_sets_are_of_other_experts_and_as_much_used() -> None:
-    usage = np.array([50, 10, 20, 30, 0, 25, 15, 50])
-    for gone in draw_matched_sets(usage, [0], 20, 2, np.random.default_rng(0)):
+def test_matched_sets_are_of_other_experts_and_displace_the_class_as_much() -> None:
+    usage = np.array([50, 30, 20, 30, 0, 25, 25, 50])
+    served = np.array([20, 10, 10, 10, 0, 5, 5, 20])
+    sets = draw_matched_sets(usage, served, [0], 6, 2, np.random.default_rng(0))
+    assert len({frozenset(gone) for gone in sets}) == len(sets)
+    for gone in sets:
         assert 0 not in gone
         assert 4 not in gone
-        assert abs(usage[gone].sum() - 50) <= 25
-    assert draw_matched_sets(np.array([5, 5, 0]), [0, 1], 2, 1, np.random.default_rng(0)) == []
+        assert abs(served[gone].sum() - 20) <= 5
+    miss = [abs(usage[gone].sum() - 50) for gone in sets]
+    assert miss == sorted(miss)
+    assert draw_matched_sets(np.array([5, 5, 0]), np.array([5, 5, 0]), [0, 1], 2, 1, np.random.default_rng(0)) == []
 
 
-def test_matched_sets_differ_and_are_fewer_where_the_others_make_no_more() -> None:
+def test_matched_sets_are_fewer_where_the_others_make_no_more() -> None:
     random = np.random.default_rng(0)
-    sets = draw_matched_sets(np.full(12, 10), [0, 1], 10, 2, random)
-    assert len({frozenset(gone) for gone in sets}) == 10
-    (every_other,) = draw_matched_sets(np.array([90, 5, 5, 5, 5]), [0], 10, 1, random)
-    assert sorted(every_other) == [1, 2, 3, 4]
+    assert len(draw_matched_sets(np.full(12, 10), np.full(12, 2), [0, 1], 10, 2, random)) == 10
+    few = draw_matched_sets(np.array([90, 5, 5, 5, 5]), np.array([9, 1, 1, 1, 1]), [0], 10, 1, random)
+    assert {frozenset(gone) for gone in few} == {frozenset(two) for two in combinations(range(1, 5), 2)}
+
+
+def test_harm_is_counted_beyond_what_displacement_costs() -> None:
+    # Ten tokens of the class lose 8 gates and 5 nats; with other experts a gate costs them 0.1. Others: 2 gates, 0.5.
+    found = measure_harm(np.array([5, 8, 1, 10, 10]), np.array([2, 2, 3, 6, 20]))
+    assert found == pytest.approx((5 - 0.8) / 10 - (2 - 1) / 20)
+    # Who only loses more gates is not hurt beyond that.
+    assert measure_harm(np.array([8, 80, 2, 20, 100]), np.array([1, 10, 5, 50, 100])) == pytest.approx(0)

@@ -12,8 +12,14 @@ content router a specialist. Labels are therefore shuffled in the clumps in whic
 - *by story*: stories exchange whole label sequences, stretched to each other's length. This keeps what place
   in a story and the course of a story say about a label; it does not keep words together.
 
+- *within words*: blocks of one word exchange their labels. This keeps all that the word itself says about a label.
+
 A class that is a matter of the word (part of speech) is shuffled by word. One that depends on context (role,
-plot part) must beat both shuffles, and its p-value is the larger of the two.
+plot part) must beat both of the first, and its p-value is the larger of the two. The place in a story, which the
+second cannot change, is shuffled within words.
+
+Every p-value is a rank among shuffles or draws, and many are corrected together by the largest of each shuffle or
+draw: no shape of a tail is assumed, and a few hundred are enough however much is tested.
 """
 
 from collections.abc import Callable, Sequence
@@ -108,7 +114,16 @@ def shuffle_by_word(labels: np.ndarray, text: Arrangement, random: np.random.Gen
     """Labels (N,) after words of like frequency have exchanged theirs, block by block."""
     partner = np.empty(len(text.bins), dtype=np.int64)
     partner[text.in_bins] = np.argsort(text.bins + random.random(len(text.bins)))
-    word = partner[text.block_word]
+    return _take_from(partner[text.block_word], labels, text, random)
+
+
+def shuffle_within_words(labels: np.ndarray, text: Arrangement, random: np.random.Generator) -> np.ndarray:
+    """Labels (N,) after the blocks of each word have exchanged theirs."""
+    return _take_from(text.block_word, labels, text, random)
+
+
+def _take_from(word: np.ndarray, labels: np.ndarray, text: Arrangement, random: np.random.Generator) -> np.ndarray:
+    """Labels (N,) after each block has taken those of a random block of a word (B,)."""
     giver = text.word_start[word] + (random.random(len(word)) * text.word_blocks[word]).astype(np.int64)
     place = text.block_start[giver][text.block]
     place[text.repeats] += text.within % text.block_length[giver[text.block[text.repeats]]]
@@ -138,22 +153,35 @@ def standardize(observed: np.ndarray, null: np.ndarray) -> tuple[np.ndarray, np.
     return (observed - mean) / scale, (null - mean) / scale
 
 
-def adjust_by_maximum(observed: Sequence[np.ndarray], nulls: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Family-wise p-values: how often the largest of many standardised statistics of a shuffle reaches each.
+def adjust_by_maximum(observed: np.ndarray, nulls: np.ndarray) -> np.ndarray:
+    """Family-wise p-values (M,): how often the largest of many standardised statistics of a shuffle reaches each.
 
-    observed: bits (L,) for each family and shuffle; nulls: (P, L) each. Each is compared with the largest among
-    itself and all that stand out less (the step-down of Westfall and Young). Bits are compared on a logarithmic scale,
-    on which their long tails do not differ so much. Families are shuffled independently, which makes the largest
-    larger than a common shuffle would: the p-values err on the safe side.
+    observed (M,), nulls (P, M). Each is compared with the largest among itself and all that stand out less (the
+    step-down of Westfall and Young).
     """
-    heights, chances = standardize(
-        np.log(np.concatenate(observed) + TINY_BITS), np.log(np.concatenate(nulls, axis=1) + TINY_BITS)
-    )
+    heights, chances = standardize(observed, nulls)
     order = np.argsort(-heights, kind="stable")
     largest = np.maximum.accumulate(chances[:, order[::-1]], axis=1)[:, ::-1]
     adjusted = np.empty(len(heights))
     adjusted[order] = np.maximum.accumulate(rank_p_values(heights[order], largest))
-    return np.split(adjusted, np.cumsum([len(one) for one in observed])[:-1])
+    return adjusted
+
+
+def rank_together(tests: Sequence[tuple[np.ndarray, Sequence[np.ndarray]]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """p-values (M,) of each test, alone and corrected for all tests; by the null that is hardest to beat.
+
+    A test is its statistics (M,) and one or several nulls (P, M) of them. Tests with shuffles of their own make the
+    largest larger than a common shuffle would: the corrected p-values err on the safe side.
+    """
+    pairs = [(observed, null) for observed, nulls in tests for null in nulls]
+    if not pairs:
+        return []
+    every = adjust_by_maximum(np.concatenate([one for one, _ in pairs]), np.concatenate([null for _, null in pairs], 1))
+    adjusted = iter(np.split(every, np.cumsum([len(one) for one, _ in pairs])[:-1]))
+    return [
+        (np.max([rank_p_values(observed, null) for null in nulls], 0), np.max([next(adjusted) for _ in nulls], 0))
+        for observed, nulls in tests
+    ]
 
 
 def false_discovery_rates(observed: np.ndarray, null: np.ndarray) -> np.ndarray:
@@ -170,27 +198,6 @@ def false_discovery_rates(observed: np.ndarray, null: np.ndarray) -> np.ndarray:
     # The rate of a cell is the lowest at which it would still be found.
     q_values[order] = np.minimum.accumulate(rates[::-1])[::-1]
     return q_values
-
-
-def adjust_by_holm(p_values: np.ndarray) -> np.ndarray:
-    """Family-wise p-values (M,) by the rule of Holm."""
-    order = np.argsort(p_values, kind="stable")
-    factors = np.arange(len(p_values), 0, -1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(factors * p_values[order]))
-    return adjusted
-
-
-def beyond_draws(observed: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """One-sided p-values that observed (…) is one more draw of those in draws (R, …), by Student's t.
-
-    A rank among R draws could never be below 1/(R+1), and many things are tested; so draws are taken as normal.
-    """
-    from scipy.special import stdtr  # scipy.stats would take seconds to import
-
-    count = len(draws)
-    spread = np.maximum(draws.std(0, ddof=1) * np.sqrt(1 + 1 / count), 1e-12)
-    return np.asarray(stdtr(count - 1, (draws.mean(0) - observed) / spread))
 
 
 def cover(draws: np.ndarray, level: float) -> tuple[float, float]:

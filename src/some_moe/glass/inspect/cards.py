@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ class Case:
     card: Card
     inside: np.ndarray  # (N,) bool: tokens of the class
     outside: np.ndarray  # (N,) bool: all other words
+    losses: np.ndarray = field(default_factory=lambda: np.zeros((0, 5)))  # what a knock-out cost each token
 
 
 def find_cases(measured: Sequence[Measured], families: Sequence[Family], level: float, most_experts: int) -> list[Case]:
@@ -47,7 +48,7 @@ def find_cases(measured: Sequence[Measured], families: Sequence[Family], level: 
                 "q_value": float(rate[layer, enriched, label].max()),
                 "p_association": float(one.p_adjusted[layer]),
                 "random_keys": {
-                    "p_adjusted": None if keys is None else float(keys.p_value[layer, label]),
+                    "p_adjusted": None if keys is None else float(keys.p_adjusted[layer, label]),
                     "own_bits": None if keys is None else float(keys.own_class_bits[layer, label]),
                     "random_bits": [] if keys is None else keys.random_class_bits[:, layer, label].tolist(),
                 },
@@ -99,7 +100,9 @@ def fail_in_knock_out(card: Card, share: float) -> str | None:
         )
     if found["p_adjusted"] > share:
         comparison = _compare(found["p_adjusted"], share)
-        return f"Random sets of equally used experts may hurt {name} tokens as specially ({comparison})."
+        return (
+            f"Beyond what it costs to lose as much with other experts, other words may be hurt as much ({comparison})."
+        )
     low, high = found["interval"]
     if low <= 0:
         return f"The knock-out's effect is not sure: other stories would give {low:+.3f} to {high:+.3f} nats."

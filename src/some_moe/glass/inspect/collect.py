@@ -3,6 +3,7 @@
 Shapes: L SoME layers, N real tokens, K experts a token, E experts, D model width, S sampled queries.
 """
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 import torch
 
 from some_moe.config import ConfigError
-from some_moe.data.batches import Batches, Rows
-from some_moe.data.sources import SPLITS
-from some_moe.glass import MAX_TOKENS
+from some_moe.data.batches import Batches, Rows, encode_rows
+from some_moe.data.sources import SPLITS, read_texts
+from some_moe.glass import FILE, MAX_TOKENS
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.runs import hash_state
 from some_moe.glass.inspect.traces import sort_by_gate
@@ -24,6 +25,7 @@ from some_moe.training.evaluate import forward
 from some_moe.training.run_folder import list_steps
 from some_moe.training.runs import Run, load
 
+SIGNS_A_TOKEN = 20  # more than any text has
 ROWS_A_BATCH = 16  # small batches: the logits of a wide vocabulary are large
 NO_KEYS = "Hash routing has no keys and no queries; `usage` is the load of this pass."
 NO_LAYERS = "This model is dense: it has no SoME layers, so there are no experts to watch."
@@ -33,12 +35,13 @@ def collect_run(
     path: str | Path,
     *,
     split: str = "valid",
+    data: str | Path | None = None,
     max_tokens: int = MAX_TOKENS,
     checkpoint: str = "best",
     device: torch.device | str = "cpu",
     **branches: Any,
 ) -> Collection:
-    """Open a run, and replay one of its own splits: the text that it was trained on, and no other.
+    """Open a run, and replay one of its own splits, or all text of `data`: a file, a folder, or hf:OWNER/NAME.
 
     branches: base and favour of a run that has any, as `load` takes them.
     """
@@ -46,11 +49,26 @@ def collect_run(
         raise ConfigError(f"split {split!r} is not known; use one of {', '.join(SPLITS)}")
     run = load(path, checkpoint=checkpoint, **branches)
     run.model  # noqa: B018 - one that does not fit is refused before its text is read, which may take long
-    seen = collect(run, getattr(run.read_data(), split), split=split, max_tokens=max_tokens, device=device)
+    if data is None:
+        rows = getattr(run.read_data(), split)
+    else:
+        texts = _take_beginning(read_texts(data, run.config.data), SIGNS_A_TOKEN * max_tokens)
+        rows = encode_rows(texts, run.tokenizer, run.config.data.seq_len, split=True)
+        split = FILE + Path(data).name
+    seen = collect(run, rows, split=split, max_tokens=max_tokens, device=device)
     seen.meta["state"] = hash_state(run.checkpoint)
     seen.meta["favour"] = branches.get("favour")
     seen.meta["newest"] = max(list_steps(run.path / "checkpoints"))
     return seen
+
+
+def _take_beginning(texts: Iterable[str], num_signs: int) -> Iterator[str]:
+    """The first texts that have so many signs: no more is encoded than will be replayed, or a little."""
+    for text in texts:
+        yield text
+        num_signs -= len(text)
+        if num_signs <= 0:
+            return
 
 
 @torch.no_grad()

@@ -10,14 +10,18 @@ import numpy as np
 
 from some_moe.glass.inspect.association import cover, entropy_bits, index_selections, mutual_information
 from some_moe.glass.inspect.evidence import Measured, Words
+from some_moe.glass.inspect.labels import PLACE
 
 DRAWS_AT_ONCE = 32
 # What the published reports claim: its name, what a family would do with depth, and which way (0 is a peak).
 CLAIMS = {
     "identity": ("Lexicon", "fall with depth", -1),
     "part of speech": ("Mind's Eye", "peak in the middle", 0),
-    "plot part": ("Storyteller", "rise with depth", 1),
+    "plot part": ("Storyteller", "rise with depth", 1),  # of told stories
+    PLACE: ("Storyteller", "rise with depth", 1),  # of other text
 }
+NUM_CLAIMS = 3
+SEEDS_LEFT_OUT = "The intervals draw stories anew; what other training seeds would give is not in them."
 
 
 class Depth(NamedTuple):
@@ -87,13 +91,16 @@ def judge_depth(depths: Sequence[Depth], p_values: Sequence[np.ndarray], level: 
         slopes.append(record)
     claims = [record for record in slopes if "holds" in record]
     num_kept = sum(claim["holds"] for claim in claims)
-    if len(claims) < len(CLAIMS):
+    if len(claims) < NUM_CLAIMS:
         opening = "The published order cannot be judged whole, for this text has no tags."
-    elif num_kept == len(CLAIMS):
+    elif num_kept == NUM_CLAIMS:
         opening = "Specialisation follows the published order of Lexicon, Mind's Eye and Storyteller."
     else:
-        opening = f"Specialisation does not follow the published order: {num_kept} of {len(CLAIMS)} claims hold."
-    return {"statement": " ".join([opening, *(claim["sentence"] for claim in claims)]), "slopes": slopes}
+        opening = f"Specialisation does not follow the published order: {num_kept} of {NUM_CLAIMS} claims hold."
+    return {
+        "statement": " ".join([opening, *(claim["sentence"] for claim in claims), SEEDS_LEFT_OUT]),
+        "slopes": slopes,
+    }
 
 
 def judge_claim(depth: Depth, p_value: np.ndarray, level: float) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def judge_claim(depth: Depth, p_value: np.ndarray, level: float) -> dict[str, An
     weights = slope_weights(num_layers) * direction if direction else peak_weights(num_layers)
     strongest = {-1: 0, 0: num_layers // 2, 1: num_layers - 1}[direction]
     # The claims are judged together, so each interval is as wide as all of them need.
-    size, low, high = depth.interval(weights, level / len(CLAIMS))
+    size, low, high = depth.interval(weights, level / NUM_CLAIMS)
     figures = f"({size:+.3f}, interval {low:+.3f} to {high:+.3f})"
     holds = low > 0 and bool(p_value[strongest] <= level)
     if holds:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 
 from some_moe.glass.inspect import association
-from some_moe.glass.inspect.labels import OTHER, UNLABELLED, Family
+from some_moe.glass.inspect.labels import OTHER, PLACE, UNLABELLED, Family
 
 MOST_SHARES, FEWEST_KEPT = 20_000_000, 32  # large libraries keep the shares of fewer shuffles
 FEWEST_TOKENS = 20  # a class that occurs less often is not looked for
@@ -48,10 +48,10 @@ class KeyComparison(NamedTuple):
     """One family under the run's own keys and under random ones, on the same words."""
 
     own: np.ndarray  # (L,) normalised information, what chance shares taken off
-    random: np.ndarray  # (R, L)
+    random: np.ndarray  # (r, L), of the first draws alone: each needs shuffles
     own_class_bits: np.ndarray  # (L, C) bits about "this class or not"
     random_class_bits: np.ndarray  # (R, L, C)
-    p_value: np.ndarray  # (L, C), in the end by Holm over all that was tested; 1 where it was not
+    p_adjusted: np.ndarray  # (L, C), corrected over all that was tested; 1 where it was not
 
 
 class Measured:
@@ -131,6 +131,8 @@ class Measured:
 
 def shuffles_of(family: Family) -> tuple[association.Shuffle, ...]:
     """The shuffles whose nulls a family must beat: see association.py."""
+    if family.name == PLACE:
+        return (association.shuffle_within_words,)
     if family.describes:
         # No shuffle keeps a word's frequency and changes its identity: these families are of words by definition.
         return (association.shuffle_by_story,)
@@ -139,14 +141,14 @@ def shuffles_of(family: Family) -> tuple[association.Shuffle, ...]:
 
 
 def judge_association(measured: Sequence[Measured]) -> None:
-    """Compare every family and layer with its nulls; the p-value is that of the null that is hardest to beat."""
-    pairs = [(one.information, null.information) for one in measured for null in one.nulls]
-    adjusted = iter(association.adjust_by_maximum([found for found, _ in pairs], [null for _, null in pairs]))
-    for one in measured:
-        one.p_value = np.max(
-            [association.rank_p_values(one.information, null.information) for null in one.nulls], axis=0
-        )
-        one.p_adjusted = np.max([next(adjusted) for _ in one.nulls], axis=0)
+    """Compare every family and layer with its nulls, on a logarithmic scale, on which long tails differ less."""
+
+    def log(bits: np.ndarray) -> np.ndarray:
+        return np.asarray(np.log(bits + association.TINY_BITS))
+
+    tests = [(log(one.information), [log(null.information) for null in one.nulls]) for one in measured]
+    for one, found in zip(measured, association.rank_together(tests), strict=True):
+        one.p_value, one.p_adjusted = found
 
 
 def rate_enrichment(measured: Sequence[Measured]) -> list[np.ndarray]:
@@ -180,22 +182,27 @@ def _put_back(values: np.ndarray, cells: Sequence[np.ndarray]) -> list[np.ndarra
     return filled
 
 
-def compare_keys(words: Words, draws: Sequence[np.ndarray], measured: Sequence[Measured], num_shuffles: int) -> None:
+def compare_keys(
+    words: Words, draws: Sequence[np.ndarray], measured: Sequence[Measured], num_described: int, num_shuffles: int
+) -> None:
     """Compare every family of `words` with the same words routed by random keys: draws, R times (L, n, K).
 
-    num_shuffles: a few, that correct the information under each set of keys.
+    Of the first num_described draws the information is told too, each corrected by a few shuffles.
     """
-    routings = [words.experts, *(draw[:, words.places] for draw in draws)]
     found = []
     for family in words.families:
-        own, *others = (Measured(words, family, experts, num_shuffles) for experts in routings)
+        sizes = (words.num_experts, len(family.classes))
+        own = Measured(words, family, words.experts, num_shuffles)
+        others = [Measured(words, family, draw[:, words.places], num_shuffles).nmi for draw in draws[:num_described]]
+        tables = (association.count_table(draw[:, words.places], family.labels, *sizes) for draw in draws)
+        bits = np.stack([association.class_information(table) for table in tables])
         own_bits = association.class_information(own.table)
-        other_bits = np.stack([association.class_information(other.table) for other in others])
-        # Information is nearly a square of what varies normally.
-        p_value = association.beyond_draws(np.sqrt(own_bits), np.sqrt(other_bits))
-        found.append(KeyComparison(own.nmi, np.stack([other.nmi for other in others]), own_bits, other_bits, p_value))
-    cells = [np.broadcast_to(one.tested, part.p_value.shape) for one, part in zip(measured, found, strict=True)]
-    p_values = np.concatenate([part.p_value[tested] for part, tested in zip(found, cells, strict=True)])
-    adjusted = _put_back(association.adjust_by_holm(p_values), cells)
-    for one, part, p_value in zip(measured, found, adjusted, strict=True):
-        one.keys = part._replace(p_value=p_value)
+        found.append(KeyComparison(own.nmi, np.stack(others), own_bits, bits, np.ones_like(own_bits)))
+    cells = [np.broadcast_to(one.tested, part.p_adjusted.shape) for one, part in zip(measured, found, strict=True)]
+    pairs = list(zip(found, cells, strict=True))
+    own_bits = np.concatenate([part.own_class_bits[tested] for part, tested in pairs])
+    random_bits = np.concatenate([part.random_class_bits[:, tested] for part, tested in pairs], axis=1)
+    # Information is nearly a square of what varies evenly.
+    adjusted = _put_back(association.adjust_by_maximum(np.sqrt(own_bits), np.sqrt(random_bits)), cells)
+    for one, part, p_adjusted in zip(measured, found, adjusted, strict=True):
+        one.keys = part._replace(p_adjusted=p_adjusted)

@@ -39,13 +39,15 @@ GUILD |= fields(number="npmi? q_value? p_association?") | {
     "words?": [fields(text="text", count="count")],
     "contexts?": [fields(text="before word after")],
 }
-BY_LAYER = fields(count="layer", number="nmi? mi_bits? null_mean_bits? p_value?", numbers="random_keys_nmi?")
+BY_LAYER = fields(
+    count="layer", number="nmi? mi_bits? null_mean_bits? p_value? p_adjusted?", numbers="random_keys_nmi?"
+)
 CONTROL: dict[str, Form] = {
     "passed?": fields(count="enrichment? association? random_keys? knockout?"),
     "families?": [fields(text="family") | {"layers": [BY_LAYER | fields(bounds="interval?")]}],
 }
 COMMUNITY = fields(count="layer", number="modularity? null_mean? null_sd? p_value?", numbers="random_keys_modularity?")
-GUILDS = CONTROL | fields(text="of? split?", number="level?", count="num_tokens?", texts="notes?")
+GUILDS = CONTROL | fields(text="of? split? labels?", number="level?", count="num_tokens?", texts="notes?")
 GUILDS |= {
     "guilds?": [GUILD],
     "communities?": [COMMUNITY | fields(rows="groups?")],

@@ -1,4 +1,4 @@
-"""What happens when experts are taken away, exchanged, or found by other keys: the model's own forward, altered.
+"""What happens when experts are taken away, exchanged, or found by other keys.
 
 An alteration lets other tensors stand in for some of the model's own while a `with` block lasts; nothing is
 written to the model, and nothing of it is left behind. Shapes: N tokens, E experts, K experts a token, L layers.
@@ -6,7 +6,6 @@ written to the model, and nothing of it is left behind. Shapes: N tokens, E expe
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +17,13 @@ from some_moe.config import RunConfig
 from some_moe.data.batches import Batch
 from some_moe.data.tokenizer import PAD
 from some_moe.model.layer import SomeLayer
-from some_moe.model.router import KeyRouter
 from some_moe.model.transformer import SomeLM, token_cross_entropy
 from some_moe.precision import at_least_float32
 from some_moe.training.evaluate import forward
 
 StandIn = tuple[nn.Module, str, Tensor]  # owner, name of its parameter or buffer, what stands in for it
-BIAS_ROUNDS, BIAS_TOKENS = 25, 1024  # for fitting a selection bias to a wanted load
+BIAS_ROUNDS, BIAS_TOKENS = 15, 512  # for fitting a selection bias to a wanted load
+KEYS_AT_ONCE = 2048
 
 
 @contextmanager
@@ -59,62 +58,53 @@ def exchange_experts(layer: SomeLayer, order: np.ndarray) -> list[StandIn]:
 
 
 def fit_bias(scores: Tensor, loads: Tensor, top_k: int) -> Tensor:
-    """A selection bias (E,) under which scores (N, E) give loads (E,), the busiest expert taking the largest.
+    """Selection biases (R, E) under which scores (R, N, E) give loads (E,), the busiest expert taking the largest.
 
     loads: wanted shares of the selections, in any order. The fit is approximate, and made on some of the tokens.
     """
-    scores = scores[:: max(1, len(scores) // BIAS_TOKENS)]
-    num_experts = scores.shape[1]
-    bias = scores.new_zeros(num_experts)
+    scores = scores[:, :: max(1, scores.shape[1] // BIAS_TOKENS)]
+    num_draws, num_tokens, num_experts = scores.shape
+    bias, one = scores.new_zeros(num_draws, num_experts), scores.new_ones(num_draws, num_tokens * top_k)
 
     def count() -> Tensor:
-        chosen = (scores + bias).topk(top_k, dim=-1).indices
-        return torch.bincount(chosen.flatten(), minlength=num_experts) / chosen.numel()
+        chosen = (scores + bias[:, None]).topk(top_k, dim=-1, sorted=False).indices.flatten(1)
+        return torch.zeros_like(bias).scatter_add_(1, chosen, one) / chosen.shape[1]
 
     found = count() + 1e-6 * torch.rand(num_experts, generator=torch.Generator().manual_seed(0)).to(scores)
-    wanted = torch.empty_like(found)
-    wanted[found.argsort()] = loads.to(found).sort().values
-    unused = wanted == 0
-    if num_experts - int(unused.sum()) >= top_k:
-        bias[unused] = -torch.inf
-    floor = 1 / len(scores)
-    scale = scores.std(-1).mean()
+    wanted = torch.empty_like(found).scatter_(1, found.argsort(), loads.to(found).sort().values.expand_as(found))
+    if int((loads > 0).sum()) >= top_k:
+        bias[wanted == 0] = -torch.inf
+    scale = scores.std(-1).mean(1, keepdim=True)
     for turn in range(BIAS_ROUNDS):
-        error = ((wanted + floor) / (count() + floor)).log()
+        error = ((wanted + 1 / num_tokens) / (count() + 1 / num_tokens)).log()
         bias += scale * 0.3 / (1 + turn / 10) * error.clamp(-2, 2)
     return bias
 
 
-@contextmanager
-def random_keys(model: SomeLM, loads: Sequence[Tensor], *, seed: int) -> Iterator[None]:
-    """Every layer is found by fresh random unit keys.
+@torch.no_grad()
+def route_by_chance(
+    layer: SomeLayer, queries: Tensor, load: Tensor, num_draws: int, generator: torch.Generator
+) -> np.ndarray:
+    """The experts (R, n, K) int16 that a layer's own queries (n, D), centred, find under R draws of random unit keys.
 
-    A selection bias, fitted to the tokens of each forward pass, makes the experts as evenly or unevenly used as
-    loads (one (E,) a layer) say. Without it random keys would mostly differ in how few experts they use.
+    A fitted selection bias makes the experts as evenly or unevenly used as `load` (E,) says. Without it random keys
+    would mostly differ in how few experts they use.
     """
-    generator = torch.Generator().manual_seed(seed)
-    with ExitStack() as stack:
-        for layer, load in zip(model.layers, loads, strict=True):
-            state = layer.state
-            assert state is not None
-            assert layer.key_router is not None
-            keys = F.normalize(torch.randn(state.keys.shape, generator=generator), dim=-1).to(state.keys)
-            bias = torch.zeros_like(state.bias)
-            changes: list[StandIn] = [(state, "keys", keys), (state, "bias", bias)]
-            if state.smoothed is not None:
-                changes.append((state, "smoothed", keys))
-            stack.enter_context(stand_in(*changes))
-            handle = layer.key_router.register_forward_pre_hook(partial(_fit_stand_in, bias, load))
-            stack.callback(handle.remove)
-        yield
-
-
-def _fit_stand_in(bias: Tensor, load: Tensor, router: KeyRouter, arguments: tuple[Any, ...]) -> None:
-    """Fit a bias that stands in to the queries that a router is about to see."""
-    query, info, top_k = arguments
-    raw, mean = at_least_float32(query), router.state.query_mean
-    scores = router.score(raw if mean is None else raw - mean)
-    bias.copy_(fit_bias(scores[info.counted], load, top_k))
+    router, state = layer.key_router, layer.state
+    assert router is not None
+    assert state is not None
+    top_k, (num_experts, width) = layer.model.top_k, state.keys.shape
+    names = ("keys",) if state.smoothed is None else ("keys", "smoothed")
+    found = []
+    at_once = max(1, KEYS_AT_ONCE // num_experts)
+    for start in range(0, num_draws, at_once):
+        size = min(at_once, num_draws - start) * num_experts
+        keys = F.normalize(torch.randn(size, width, generator=generator), dim=-1).to(state.keys)
+        with stand_in(*((state, name, keys) for name in names)):
+            scores = router.score(queries).view(len(queries), -1, num_experts).transpose(0, 1)  # (draws, n, E)
+        biased = scores + fit_bias(scores, load, top_k)[:, None]
+        found.append(router.select(biased, top_k).cpu().numpy().astype(np.int16))
+    return np.concatenate(found)
 
 
 class Probe:
@@ -140,6 +130,8 @@ class Replay(NamedTuple):
 
     nats: np.ndarray  # (N,) float64
     experts: np.ndarray  # (L, N, K) int64
+    gates: np.ndarray  # (L, N, K)
+    queries: list[Tensor]  # (N, D) a layer, centred as they meet its keys; none under hash routing
 
 
 @torch.no_grad()
@@ -149,5 +141,13 @@ def replay(model: SomeLM, probe: Probe, config: RunConfig) -> Replay:
     text_alone = config.override({"data.count_padding": False})  # loads are of real tokens, so random keys fit those
     output = forward(model, batch, text_alone, sums=False)
     nats = token_cross_entropy(output.logits, batch.targets)[batch.real].double().cpu().numpy()
-    experts = [routing.experts[batch.real].cpu().numpy() for routing in output.routings if routing.experts is not None]
-    return Replay(nats, np.stack(experts))
+    experts, gates, queries = [], [], []
+    for layer, routing in zip(model.layers, output.routings, strict=True):
+        assert routing.experts is not None
+        assert routing.gates is not None
+        experts.append(routing.experts[batch.real].cpu().numpy())
+        gates.append(routing.gates[batch.real].float().cpu().numpy())
+        if layer.state is not None and routing.query is not None:
+            raw, mean = at_least_float32(routing.query[batch.real]), layer.state.query_mean
+            queries.append(raw if mean is None else raw - mean)
+    return Replay(nats, np.stack(experts), np.stack(gates), queries)

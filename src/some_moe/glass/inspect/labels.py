@@ -1,11 +1,12 @@
 """What kind of token each token is: the classes that experts may or may not specialise on.
 
 A label belongs to the token whose vector is routed, that is, to the input at a position. Generated stories
-know the part of speech, role and plot part of every word; any text has the token itself, how frequent it is,
-and its form. bos is no word and has no label.
+know the part of speech, role and plot part of every word. Words of any other English text are tagged, and have a
+place in their story; those of any other text have a form. Every text has the token itself, and how frequent it is.
+A piece of a word has its word's label; bos is no word and has none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -14,11 +15,15 @@ import numpy as np
 from some_moe.config import DataConfig
 from some_moe.data.sources import GENERATED_HELD_OUT, GENERATED_TRAIN, SPLITS
 from some_moe.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from some_moe.glass.inspect.tagger import ACCURACY, CLASSES, find_names, share_known, tag_text
 from some_moe.stories.generator import PARTS, POS, ROLES, Story, tell_many
 
 UNLABELLED = -1
 NO_WORDS = (PAD, BOS, EOS)
 OTHER = "other"
+PLACE = "place in story"
+PLACES = ("opening", "early", "middle", "late", "ending")  # a fifth of the story each
+FEWEST_KNOWN = 0.5  # of the words of a text, for it to be English
 NUM_IDENTITIES = 24  # the most frequent tokens that are a class of their own
 FREQUENCIES = ("most frequent", "frequent", "less frequent", "rare")  # a quarter of the text each
 FORMS = ("word", "capitalised", "piece", "mark", "number", OTHER)
@@ -45,11 +50,21 @@ def label_tokens(
     """Every family that this text allows. tokens and story (N,): the ids and the story each belongs to, in order."""
     rows = np.split(tokens, np.flatnonzero(np.diff(story)) + 1)
     told = match_stories(rows, tokenizer, data, split)
-    words = [] if told is None else label_words(tokens, rows, told, tokenizer)
+    words = label_told(tokens, rows, told, tokenizer) if told else label_english(tokens, rows, tokenizer)
     if not words:  # forms are all that can be said of the words of a text that has no tags
         form_of_id = {token: form_of(tokenizer.decode([token])) for token in np.unique(tokens).tolist()}
         words = [_sort_into("form", FORMS, [form_of_id[token] for token in tokens.tolist()], tokens)]
     return [*words, label_identities(tokens, tokenizer), label_frequencies(tokens)]
+
+
+def describe_labels(families: Sequence[Family]) -> str:
+    """By whom the words were sorted, in one sentence."""
+    names = {family.name for family in families}
+    if "role" in names:
+        return "Parts of speech, roles and plot parts are the stories' own tags."
+    if "form" in names:
+        return "This is no English text that the tagger knows, so words are sorted by their form alone."
+    return f"Parts of speech are by the built-in tagger ({ACCURACY})."
 
 
 def match_stories(rows: Sequence[np.ndarray], tokenizer: Tokenizer, data: DataConfig, split: str) -> list[Story] | None:
@@ -68,18 +83,16 @@ def match_stories(rows: Sequence[np.ndarray], tokenizer: Tokenizer, data: DataCo
     return None if None in found else found  # type: ignore[return-value]
 
 
-def label_words(
+def label_told(
     tokens: np.ndarray, rows: Sequence[np.ndarray], told: Sequence[Story], tokenizer: Tokenizer
 ) -> list[Family]:
     """Part of speech, role and plot part of every token."""
-    tags = [(OTHER, OTHER, OTHER)] * len(tokens)
-    start = 0
+    tags = []
     for row, story in zip(rows, told, strict=True):
-        for place, number in enumerate(align_words(story, tokenizer), start + 1):
-            if place < start + len(row) and number is not None:
-                word = story.words[number]
-                tags[place] = (word.pos or OTHER, word.role or OTHER, word.part or OTHER)
-        start += len(row)
+        words = [(word.start, word.end) for word in story.words]
+        found = [None, *align_words(tokenizer.backend.encode(story.text).offsets, words)][: len(row)]
+        every = [None if number is None else story.words[number] for number in found]
+        tags += [(one.pos or OTHER, one.role or OTHER, one.part or OTHER) if one else (OTHER,) * 3 for one in every]
     kinds = (("part of speech", sorted(POS)), ("role", sorted(ROLES - {""})), ("plot part", PARTS))
     return [
         _sort_into(name, (*classes, OTHER), column, tokens, in_context=name != "part of speech")
@@ -87,15 +100,32 @@ def label_words(
     ]
 
 
-def align_words(story: Story, tokenizer: Tokenizer) -> Iterator[int | None]:
-    """For each token of a story's text, the word with most of its characters; None for space alone."""
-    words, first = story.words, 0
-    for start, end in tokenizer.backend.encode(story.text).offsets:
-        while first < len(words) and words[first].end <= start:
+def label_english(tokens: np.ndarray, rows: Sequence[np.ndarray], tokenizer: Tokenizer) -> list[Family]:
+    """Part of speech by the tagger, and place in the story, of every token; nothing where the text is not English."""
+    piece_of = {token: tokenizer.decode([token]) for token in np.unique(tokens).tolist()}
+    pieces = [["" if token in NO_WORDS else piece_of[token] for token in row.tolist()] for row in rows]
+    texts = ["".join(one) for one in pieces]
+    if share_known(texts) < FEWEST_KNOWN:
+        return []
+    names, tags = find_names(texts), []
+    for text, one in zip(texts, pieces, strict=True):
+        ends = np.cumsum([len(piece) for piece in one]).tolist()
+        words = tag_text(text, names)
+        found = align_words(zip([0, *ends[:-1]], ends, strict=True), [word[:2] for word in words])
+        tags += [OTHER if number is None else words[number][2] for number in found]
+    places = [PLACES[len(PLACES) * i // len(row)] for row in rows for i in range(len(row))]
+    return [_sort_into("part of speech", (*CLASSES, OTHER), tags, tokens), _sort_into(PLACE, PLACES, places, tokens)]
+
+
+def align_words(offsets: Iterable[tuple[int, int]], words: Sequence[tuple[int, int]]) -> Iterator[int | None]:
+    """For each token, from where to where it goes, the word with most of its characters; None for space alone."""
+    first = 0
+    for start, end in offsets:
+        while first < len(words) and words[first][1] <= start:
             first += 1
         shared = {
-            number: min(end, words[number].end) - max(start, words[number].start)
-            for number in takewhile(lambda number: words[number].start < end, range(first, len(words)))  # noqa: B023
+            number: min(end, words[number][1]) - max(start, words[number][0])
+            for number in takewhile(lambda number: words[number][0] < end, range(first, len(words)))  # noqa: B023
         }
         yield max(shared, key=shared.__getitem__, default=None)
 

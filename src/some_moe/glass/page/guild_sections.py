@@ -6,6 +6,7 @@ Shows RUN/analysis/guilds.json as it fits its form. Any part of it may be absent
 from collections.abc import Sequence
 from statistics import mean
 
+from some_moe.glass import name_text
 from some_moe.glass.page.blocks import Block, Card, Cards, Fold, Notice, Record, Section, Table, Text
 from some_moe.layout import ABSENT, Column, format_number, number_column, text_column
 
@@ -17,8 +18,10 @@ NO_TWIN = (
     "model; `some analyze RUN --control TWIN` compares with a trained one."
 )
 HOW_TO_READ = (
-    "In each card the control is the same model with random keys (for the bits), or without other experts that are "
-    "used as much (for the changes of the loss, in nats per token)."
+    "In each card the control is the same queries with random keys (for the bits), or the same model without other "
+    "experts that displace its words as much (for the changes of the loss, in nats per token). The last line is the "
+    "harm beyond displacement: what its words lose, less what losing as much with other experts costs them; the same "
+    "of other words is taken off."
 )
 
 
@@ -45,14 +48,15 @@ def make_guild_section(found: Record | None) -> Section:
 
 
 def _introduce(found: Record) -> str:
-    split = f"the {found['split']} split" if found.get("split") else "one split"
+    split = name_text(found.get("split"))
     where = f"{found['num_tokens']:,} tokens of {split}" if found.get("num_tokens") else split
+    labels = f" {found['labels']}" if found.get("labels") else ""
     level = found.get("level")
     kept = f" The chance that this page calls any false guild supported is kept below {level:.0%}." if level else ""
     return (
         f"A guild is a group of experts that serves one kind of word. Each candidate was tested on {where}: is the tie "
         "stronger than shuffled labels give, is it stronger than with random keys, and is that kind of word hurt most "
-        f"when the group is taken away?{kept}"
+        f"when the group is taken away?{kept}{labels}"
     )
 
 
@@ -115,7 +119,7 @@ def _evidence_table(guild: Record) -> Table:
          show_p(keys.get("p_adjusted"))],
         ["Taken away: its words", changed("class_change"), changed("random_class_change"), ""],
         ["Taken away: others", changed("other_change"), changed("random_other_change"), ""],
-        ["Its words suffer more", changed("effect"), "", show_p(knockout.get("p_adjusted", knockout.get("p_value")))],
+        ["Harm beyond displacement", changed("effect"), "", show_p(knockout.get("p_adjusted"))],
     ]  # fmt: skip
     columns = [Column("Test"), *(Column(header, numeric=True) for header in ("Group", "Control", "p"))]
     return Table(columns, [row for row in rows if set(row[1:]) - {"", ABSENT}])
@@ -151,6 +155,7 @@ def _interval(found: Record, form: str) -> Column:
 
 
 P_VALUE = Column("p", lambda record: show_p(record.get("p_value")), numeric=True)
+CORRECTED = Column("Corrected p", lambda record: show_p(record.get("p_adjusted")), numeric=True)
 SURVIVOR_COLUMNS = [
     text_column("Run", "run"),
     number_column("Candidates", "enrichment"),
@@ -193,12 +198,13 @@ def _family_table(found: Record) -> Table:
         _interval(found, ".3f"),
         number_column("Bits", "mi_bits", ".3f"),
         number_column("Chance, bits", "null_mean_bits", ".3f"),
-        P_VALUE,
+        CORRECTED,
         _several("NMI, random keys", "random_keys_nmi"),
         number_column("NMI, control run", "twin", ".3f"),
     ]
     caption = "What the chosen experts tell about a token's class. NMI: the share of the class's entropy that is told, "
-    return Table.of(columns, layers, caption + "less what shuffled labels tell.")
+    caption += "less what shuffled labels tell. p is corrected for all layers and kinds of class."
+    return Table.of(columns, layers, caption)
 
 
 def _list_layers(found: Record | None) -> list[Record]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from some_moe.config import ConfigError
+from some_moe.glass import name_text
 from some_moe.glass.inspect import forms
 from some_moe.glass.inspect.collection import Collection
 from some_moe.glass.inspect.runs import RunRecord, hash_state
@@ -193,7 +194,7 @@ def _show_utilisation(run: RunRecord, analysis: Analysis) -> list[Block]:
     """A row a layer, then the figures. Without analysis, the rows of the run's own last evaluation."""
     if analysis.record.get("layers"):
         table, collected = make_layer_table(analysis.record), analysis.record.get("collected") or {}
-        where = f"{collected.get('num_tokens', 0):,} real tokens of the {collected.get('split')} split"
+        where = f"{collected.get('num_tokens', 0):,} real tokens of {name_text(collected.get('split'))}"
     else:
         last = run.result or (run.evaluations[-1] if run.evaluations else {})
         table, where = Table.of(LAYER_COLUMNS, last.get("layers") or []), "the run's last evaluation"
