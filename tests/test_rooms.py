@@ -108,7 +108,7 @@ BUDGETS = {
     "growth": 960,  # of which a hundred look back: half a nat on real text
     "glass": 5_900,
     "lab": 5_030,
-    "commands": 2_000,
+    "commands": 2_005,
     "cli": 350,
     "hf": 2_000,
     "live": 1_870,  # sweeps (60), and readers who leave in the middle of an answer (70)
