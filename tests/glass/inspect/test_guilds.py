@@ -259,6 +259,11 @@ def test_no_guild_is_reported_where_none_was_planted() -> None:
 
 
 @pytest.mark.slow
+def test_of_20_models_without_guilds_at_most_one_reports_one() -> None:
+    assert find_by_chance(range(20))[0] <= 1
+
+
+@pytest.mark.slow
 def test_of_200_models_without_guilds_hardly_any_reports_one() -> None:
     guilds, associations = find_by_chance(range(200))
     print(f"{guilds} of 200 report a supported guild; {associations} pass the association test alone")
