@@ -1,6 +1,8 @@
 """The base of every config: frozen data, one-sentence errors, dotted overrides, YAML round trip."""
 
+import ast
 import difflib
+import inspect
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import getitem
@@ -47,7 +49,7 @@ class Config(BaseModel):
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        use_attribute_docstrings=False,  # `field_docs` reads them when they are asked for: every command would wait
         # A field called model_... would be refused otherwise; RunConfig.model is the contract's name.
         protected_namespaces=(),
     )
@@ -75,15 +77,14 @@ class Config(BaseModel):
 
     def override(self, changes: Mapping[str, Any]) -> Self:
         """Return a validated copy with dotted names replaced, e.g. {"model.top_k": 2}."""
-        values = self.model_dump()
+        values: dict[str, Any] = dict(self)  # rooms that stay as they are need no second look
         for name, value in changes.items():
-            *path, last = name.split(".")
-            target: Any = values
-            for part in path:
-                target = target.get(part) if isinstance(target, dict) else None
-            if not isinstance(target, dict) or last not in target:
+            room, _, field = name.partition(".")
+            inner = values.get(room)
+            known = inner.model_dump() if isinstance(inner, Config) else inner if isinstance(inner, dict) else {}
+            if room not in values or (field and field not in known):
                 raise ConfigError(f"{name} is not a field{did_you_mean(name, self.field_names())}")
-            target[last] = value
+            values[room] = known | {field: value} if field else value
         return type(self)(**values)
 
     @classmethod
@@ -132,9 +133,14 @@ class Config(BaseModel):
 
 
 def field_docs(config: type[Config]) -> dict[str, str]:
-    """The text under each field of a config class, on one line: {name: meaning}."""
-    found = {name: field.description for name, field in config.model_fields.items()}
-    return {name: " ".join(text.split()) for name, text in found.items() if text}
+    """The text under each field of a config class, on one line, read from its source: {name: meaning}."""
+    (node,) = ast.parse(inspect.getsource(config)).body
+    assert isinstance(node, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, text in zip(node.body, node.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return docs
 
 
 def _sentence(config: type[Config], error: ValidationError) -> str:

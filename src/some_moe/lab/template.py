@@ -22,7 +22,13 @@ ALWAYS = {
 
 def make_schema() -> dict[str, Any]:
     """The JSON schema of config.yaml: names, kinds, bounds, choices and meanings."""
-    return {"$schema": DIALECT} | RunConfig.model_json_schema()
+    schema = RunConfig.model_json_schema()
+    rooms = [field.annotation for field in RunConfig.model_fields.values()]
+    for room in (RunConfig, *(room for room in rooms if isinstance(room, type) and issubclass(room, Config))):
+        part = schema if room is RunConfig else schema["$defs"][room.__name__]
+        for name, text in field_docs(room).items():
+            part["properties"][name]["description"] = text
+    return {"$schema": DIALECT} | schema
 
 
 def write_config(path: Path, config: RunConfig, *, force: bool = False) -> Path:
