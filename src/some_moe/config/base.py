@@ -68,7 +68,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_problems(self) -> Self:
-        for name, value in self:
+        for name, value in vars(self).items():
             if isinstance(value, str) and name not in self.any_text:
                 refuse_unprintable(value, name)
         for problem in self.find_problems():
@@ -77,7 +77,7 @@ class Config(BaseModel):
 
     def override(self, changes: Mapping[str, Any]) -> Self:
         """Return a validated copy with dotted names replaced, e.g. {"model.top_k": 2}."""
-        values: dict[str, Any] = dict(self)  # rooms that stay as they are need no second look
+        values = dict(vars(self))  # rooms that stay as they are need no second look
         for name, value in changes.items():
             room, _, field = name.partition(".")
             inner = values.get(room)

@@ -89,7 +89,7 @@ def test_the_last_epoch_is_final_unless_other_figures_are_given() -> None:
         ("bad: {title: a run, published: {ginni: '0.1'}}", r"published\.ginni is not a field; did you mean 'gini'?"),
         ("bad: {title: a run, published: {gini: 0.10}}", "0.1 is not a printed figure; write it in quotes"),
         ("bad: {title: a run, published: {epochs: 1 2.0 3.0}}", "but there is '1 2.0 3.0'"),
-        ("bad: {title: a run, published: {traces: [{tokn: a}]}}", r"published\.traces\.0\.token must be "),
+        ("bad: {title: a run, published: {traces: [{tokn: a}]}}", r"published\.traces\.0\.token is missing"),
         ("all: {title: a base}", "all: the name is taken"),
     ],
 )

@@ -131,7 +131,8 @@ class Catalogue:
             find("field", one, FIELDS)
         # What a study sets itself, or replaces with its whole room, is no longer assumed.
         settled = entry.changes if series and entry.published is None else {}
-        assumed = {one for one in base.assumed if one not in settled and one.split(".")[0] not in settled}
+        inherited = {one for one in base.assumed if one not in settled and one.split(".")[0] not in settled}
+        assumed = inherited.union(entry.assumed)
         return Experiment(
             name=name,
             series=series,
@@ -139,7 +140,7 @@ class Catalogue:
             config=base.config.override({"name": name, "experiment": name, **entry.changes}),
             source=find("source", entry.source, self.sources) if series else Source(),
             published=entry.published,
-            assumed=tuple(one for one in FIELDS if one in assumed.union(entry.assumed)),
+            assumed=tuple(one for one in FIELDS if one in assumed),
             notes=entry.notes,
             derived_from=entry.base if entry.base in self.experiments else None,
             question=entry.question,
