@@ -23,10 +23,9 @@ ALWAYS = {
 def make_schema() -> dict[str, Any]:
     """The JSON schema of config.yaml: names, kinds, bounds, choices and meanings."""
     schema = RunConfig.model_json_schema()
-    rooms = [field.annotation for field in RunConfig.model_fields.values()]
-    for room in (RunConfig, *(room for room in rooms if isinstance(room, type) and issubclass(room, Config))):
-        part = schema if room is RunConfig else schema["$defs"][room.__name__]
-        for name, text in field_docs(room).items():
+    for room in (RunConfig, *map(type, vars(RunConfig()).values())):
+        part = schema if room is RunConfig else schema["$defs"].get(room.__name__)  # a room, or a plain value
+        for name, text in field_docs(room).items() if part else ():
             part["properties"][name]["description"] = text
     return {"$schema": DIALECT} | schema
 
