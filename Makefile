@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # Slow tests that take minutes each: `make test-all` alone runs them.
 MINUTES := tests/test_demo.py \
   tests/tools/test_studies.py::test_every_planned_run_trains \
+  tests/tools/test_studies.py::test_every_slice_goes_from_run_to_page \
+  tests/glass/inspect/test_guilds.py::test_of_20_models_without_guilds_at_most_one_reports_one \
   tests/live/test_limits.py::test_memory_is_flat_while_a_run_grows \
   tests/live/test_limits.py::test_twenty_pages_slow_training_by_less_than_a_twentieth \
   tests/glass/inspect/test_guilds.py::test_of_200_models_without_guilds_hardly_any_reports_one
@@ -51,7 +53,7 @@ test: setup-dev lint types
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 test-ci: setup-dev docs-check
-	timeout 900 $(BIN)/python -m pytest -n auto -m "slow and not gpu" $(MINUTES:%=--deselect %)
+	timeout 1500 $(BIN)/python -m pytest -n auto -m "slow and not gpu" $(MINUTES:%=--deselect %)
 
 test-all: setup-dev lint types
 	$(BIN)/python -m pytest -n auto

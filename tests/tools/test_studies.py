@@ -451,8 +451,17 @@ def test_the_runner_needs_nothing_that_draws() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", PLAN.studies)
+def test_the_ladder_goes_from_run_to_page(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_from_run_to_page("ladder", place, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [study for study in PLAN.studies if study != "ladder"])
 def test_every_slice_goes_from_run_to_page(study: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_from_run_to_page(study, place, monkeypatch)
+
+
+def go_from_run_to_page(study: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_CACHE", str(place / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_texts(place / "data")
