@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 
 # Slow tests that take minutes each: `make test-all` alone runs them.
 MINUTES := tests/test_demo.py \
+  tests/hf/test_models.py::test_every_shape_of_the_registry_is_the_run \
   tests/tools/test_studies.py::test_every_planned_run_trains \
   tests/tools/test_studies.py::test_every_slice_goes_from_run_to_page \
   tests/glass/inspect/test_guilds.py::test_of_20_models_without_guilds_at_most_one_reports_one \
@@ -53,7 +54,7 @@ test: setup-dev lint types
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 test-ci: setup-dev docs-check
-	timeout 1500 $(BIN)/python -m pytest -n auto -m "slow and not gpu" $(MINUTES:%=--deselect %)
+	timeout 2400 $(BIN)/python -m pytest -n auto -m "slow and not gpu" $(MINUTES:%=--deselect %)
 
 test-all: setup-dev lint types
 	$(BIN)/python -m pytest -n auto
