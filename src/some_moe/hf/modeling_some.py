@@ -559,38 +559,41 @@ def find_angles(positions: Tensor, width: int) -> Tensor:
     return positions[..., None].float() * inverse
 
 
-def find_positions(time: int, past: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:
+def find_positions(time: int, past: int | Tensor, attention_mask: Tensor | None, device: torch.device) -> Tensor:
     """Positions (B or 1, T) of the new tokens: padding on the left counts none."""
     if attention_mask is None or attention_mask.dim() != 2:
-        return torch.arange(past, past + time, device=device)[None]
+        return (past + torch.arange(time, device=device))[None]
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
 
 
-def count_slots(cache: Any, needed: int) -> int:
+def count_slots(cache: Any, needed: int | Tensor) -> int:
     """How many keys attention will get: a cache of fixed length gives all of its own."""
     layers = getattr(cache, "layers", None)
-    return int(getattr(layers[0], "max_cache_len", None) or needed) if layers else needed
+    return int((getattr(layers[0], "max_cache_len", None) if layers else None) or needed)
 
 
-def find_place(config: SomeConfig, positions: Tensor, past: int, slots: int, attention_mask: Tensor | None) -> Place:
-    """Who sees whom, of so many slots, the first `past` of which are taken."""
+def find_place(
+    config: SomeConfig, positions: Tensor, past: int | Tensor, slots: int, attention_mask: Tensor | None
+) -> Place:
+    """Who sees whom, of so many slots, the first `past` of which are taken. A cache of fixed length has that number on
+    the device, where it is left: compiled code would break off to ask for it."""
     m, time, device = config.model, positions.shape[1], positions.device
     rotation = None
     if m["positions"] == "rope":
         angle = find_angles(positions, m["d_model"] // m["num_heads"])[:, None]
         rotation = angle.cos(), angle.sin()
     is_padded = attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all()))
-    is_whole = slots == past + time and (past == 0 or time == 1)
+    is_whole = isinstance(past, int) and slots == past + time and (past == 0 or time == 1)
     if m["positions"] != "alibi" and not is_padded and is_whole:
         return Place(rotation, None, time > 1)
     slot = torch.arange(slots, device=device)
-    own = slot[past : past + time, None]
+    own = (past + slot[:time])[:, None]
     visible = (slot <= own)[None, None]
     if attention_mask is not None and attention_mask.dim() == 4:
         visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
     elif attention_mask is not None:
         real = attention_mask.bool()
-        real = F.pad(real, (max(0, past + time - real.shape[1]), 0), value=True)[:, :slots]
+        real = F.pad(real, (max(0, int(past) + time - real.shape[1]), 0), value=True)[:, :slots]
         real = F.pad(real, (0, slots - real.shape[1]), value=False)
         # Padding sees itself, lest it be no number.
         visible = visible & real[:, None, None, :] | (slot == own)[None, None]
@@ -731,7 +734,7 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         x = self.model.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
-        past, time = 0 if past_key_values is None else int(past_key_values.get_seq_length()), x.shape[1]
+        past, time = 0 if past_key_values is None else past_key_values.get_seq_length(), x.shape[1]
         if position_ids is None:
             position_ids = find_positions(time, past, attention_mask, x.device)
         slots = count_slots(past_key_values, past + time)
