@@ -173,6 +173,15 @@ def test_several_run_at_once_and_each_once(tmp_path: Path, monkeypatch: pytest.M
     assert [record["at_once"] for record in records] == [2, 2, 2]
 
 
+@pytest.mark.parametrize(("at_once", "order"), [(1, ["A1", "A6", "V1"]), (2, ["A6", "A1", "V1"])])
+def test_of_several_at_once_the_longest_is_begun_first(tmp_path: Path, at_once: int, order: list[str]) -> None:
+    data = {"data.source": "stories", "data.train_subset_size": 200, "data.val_subset_size": 8}
+    jobs = make_jobs(select_experiments(["A1", "A6", "V1"]), [0], data)
+    queue = Queue(jobs, tmp_path / "q", tmp_path / "results", lambda _: None, at_once=at_once)
+    assert [turn.job.experiment.name for turn in queue._order()] == order
+    assert [turn.job.experiment.name for turn in queue.turns] == ["A1", "A6", "V1"]  # told as they were named
+
+
 def test_a_stop_reaches_all_that_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=60)
 

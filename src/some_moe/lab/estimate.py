@@ -104,11 +104,15 @@ def estimate_job(config: RunConfig) -> dict[str, int | float | None]:
     }
 
 
+def count_step_flops(config: RunConfig) -> int:
+    """Of one step of full rows."""
+    flops = config.rows_a_step * config.data.seq_len * step_flops_per_token(config.model, config.data.seq_len)
+    return flops * 4 // 3 if config.train.checkpoint_activations else flops
+
+
 def estimate_step(config: RunConfig, place: Place) -> float | None:
     """Seconds of one step, roughly: its products at this machine's speed, and what stands beside them."""
-    flops = config.rows_a_step * config.data.seq_len * step_flops_per_token(config.model, config.data.seq_len)
-    if config.train.checkpoint_activations:
-        flops = flops * 4 // 3
+    flops = count_step_flops(config)
     if place.device == "cpu":
         return SLOWER * flops / measure_flops() + LAYER_SECONDS * config.model.num_layers
     peak = PEAK_FLOPS.get(place.description)

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Self
 
 from some_moe.config import ConfigError, TrainingStoppedError
-from some_moe.lab.estimate import describe_seconds, estimate_job
+from some_moe.lab.estimate import count_step_flops, describe_seconds, estimate_job
 from some_moe.lab.jobs import Job, Standing, explain_scaling, find_standing
 from some_moe.lab.measured import refuse_other_record, write_record
 from some_moe.lab.published import finite_number, list_rows
@@ -190,7 +190,13 @@ class Queue:
         for turn in self.turns:  # done, but with other --results, or killed before its record was written
             if turn.standing == "done" and not turn.record.is_file():
                 write_record(turn.record, turn.job, turn.folder, at_once=turn.at_once)
-        list(pool.map(self._take, self.turns))
+        list(pool.map(self._take, self._order()))
+
+    def _order(self) -> list[Turn]:
+        """As they were named; of several at once the longest first, lest it be alone at the end."""
+        if self.at_once == 1:
+            return self.turns
+        return sorted(self.turns, key=lambda turn: -(turn.job.schedule.steps or 0) * count_step_flops(turn.job.config))
 
     def _find_standing(self, job: Job, folder: RunFolder) -> Standing:
         return find_standing(job, folder)
