@@ -131,6 +131,7 @@ def test_steps_wait_for_nothing() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_inputs_arrive_in_time_and_are_not_overtaken_by_later_ones() -> None:
     config = make_config(True)
     sent = [prepare(make_batch(step), config, step, 20, torch.device("cpu")) for step in range(20)]
@@ -184,3 +185,23 @@ def test_paths_that_loop_over_experts_are_known_not_to_fit_a_graph(kernel: str, 
 
     config = ModelConfig(d_model=16, num_heads=2, num_experts=4, d_ffn=width, top_k=2, expert_dtype="bfloat16")
     assert fits_graph(ExpertLibrary(config, 0, kernel=kernel, device="cuda"), torch.bfloat16) is fits
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_captured_scores_are_those_of_the_model_as_it_is_now() -> None:
+    stepper = make_stepper(make_config(None))
+    scored = []
+    for step in range(9):
+        batch = make_batch(step).to(torch.device("cuda"))
+        info = TokenInfo.of(batch.inputs.shape, batch.inputs.device, step=step, sums=False)
+        with torch.no_grad():
+            nats, routings = stepper.model.score(batch.inputs, batch.targets, info)
+        found, chosen = stepper.score(batch.inputs, batch.targets, info)
+        torch.testing.assert_close(found, nats, rtol=0.0, atol=0.0)
+        for left, right in zip(chosen, routings, strict=True):
+            assert torch.equal(left.experts, right.experts)
+            assert torch.equal(left.gates, right.gates)
+        scored.append(float(found.mean()))
+        stepper(make_batch(0), step)  # weights and keys move on
+    assert stepper.score.captures
+    assert len(set(scored)) == len(scored)

@@ -18,6 +18,7 @@ from some_moe.fast.adamw import FusedAdamW
 from some_moe.fast.experts import fits_graph
 from some_moe.fast.model import FastLM
 from some_moe.fast.precompile import compiling_only
+from some_moe.fast.scoring import GraphedScorer
 from some_moe.fast.static_inputs import StaticInputs
 from some_moe.model.tokens import TokenInfo
 from some_moe.training.schedule import top_k_at
@@ -66,6 +67,8 @@ class GraphedStepper(Stepper):
         self.captures_steps = asked and settled and self.group.is_single and whole
         self.seen: Counter[Kind] = Counter()
         self.captures: dict[Kind, Capture] = {}
+        if self.captures_steps and not self.compiled:
+            self.score = GraphedScorer(model)
         self.stream = torch.cuda.Stream(self.device) if self.captures_steps else None  # type: ignore[no-untyped-call]
 
     def compile_model(self) -> None:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,15 @@ def _work(jobs: Sequence[Callable[[], object]], reader: int) -> None:
         os._exit(0)
 
 
+def build(job: Callable[[], Any]) -> None:
+    """Compile one kernel, and the C code that launches it: Triton has a C compiler make it when first it is needed, a
+    quarter of a second for each kernel."""
+    from triton.runtime import driver
+
+    kernel = job()
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+
 class NotedJobs:
     """Stands in for an executor: what it is to run waits until the pass is over."""
 
@@ -97,7 +107,7 @@ class NotedJobs:
         return self.waiting[-1][1]
 
     def finish(self) -> None:
-        run_in_children([job for job, _ in self.waiting])
+        run_in_children([partial(build, job) for job, _ in self.waiting])
         for job, future in self.waiting:
             try:
                 future.set_result(job())  # from the cache on disk

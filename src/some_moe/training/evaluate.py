@@ -1,7 +1,7 @@
 """How good a model is: nats per real token first, and what the published protocol would have printed beside it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,11 +15,14 @@ from some_moe.data.tokenizer import BOS
 from some_moe.hashing import make_salt
 from some_moe.metrics.usage import gate_entropies, summarize_usage
 from some_moe.model.routing import Routing
+from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import ModelOutput, SomeLM
 from some_moe.parallel.process_group import SINGLE, ProcessGroup
 from some_moe.training.step import describe_tokens
 
 LN2 = math.log(2)
+
+Scorer = Callable[[Tensor, Tensor, TokenInfo], tuple[Tensor, tuple[Routing, ...]]]  # as `SomeLM.score`
 
 
 def forward(model: SomeLM, batch: Batch, config: RunConfig, step: int = 0, *, sums: bool = True) -> ModelOutput:
@@ -160,18 +163,20 @@ def evaluate(
     device: torch.device,
     *,
     group: ProcessGroup = SINGLE,
+    score: Scorer | None = None,
 ) -> Evaluation:
-    """Score every row. Keys stay still; lab/adaptation.py lets them move.
+    """Score every row, by the model itself or a faster way. Keys stay still; lab/adaptation.py lets them move.
 
     The processes of a group take turns at the batches, and all return the same figures.
     """
+    score = score or model.score
     tally = Tally(model, config, token_bytes, device)
     batches = evaluation_batches(rows, config)
     stories = StoryLosses(rows, batches.plan(0, shuffle=False), device)
     for step, batch, counts in group.take_turns(batches.epoch(0, shuffle=False)):
         batch = batch.to(device)
         salt = make_salt(model.seed, step, device)
-        nats, routings = model.score(batch.inputs, batch.targets, describe_tokens(batch, config, salt, sums=False))
+        nats, routings = score(batch.inputs, batch.targets, describe_tokens(batch, config, salt, sums=False))
         if counts:
             tally.add(batch, nats, routings)
             stories.add(step, nats, batch.real)

@@ -104,9 +104,9 @@ class Trainer:
         refuse_full_disk(config, folder.path, self.total_steps, there=len(folder.list_checkpoints()))
         with self.phases("model"):
             self.model = self.machine.make_model(config, group) if model is None else self.machine.adopt(model)
-            self.stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
+            self.stepper = stepper = self.machine.make_stepper(self.model, config, self.total_steps, group)
             self.libraries = checkpoint.describe_libraries(self.model)
-        self.optimizer, self.uncompiled = self.stepper.optimizer, self.stepper.uncompiled
+        self.optimizer, self.uncompiled, self.score = stepper.optimizer, stepper.uncompiled, stepper.score
         self.progress = Progress()
         shape = (len(self.model.layers), config.model.num_experts)
         self.epoch_counts = torch.zeros(shape, dtype=torch.int64, device=self.machine.device)
@@ -344,9 +344,9 @@ class Trainer:
             self.epoch_counts.zero_()
 
     def measure(self, split: str) -> Evaluation:
-        rows = getattr(self.dataset, split)
+        given = self.model, getattr(self.dataset, split), self.config, self.token_bytes, self.machine.device
         with self.phases("evaluation"), self.uncompiled():
-            return evaluate(self.model, rows, self.config, self.token_bytes, self.machine.device, group=self.group)
+            return evaluate(*given, group=self.group, score=self.score)
 
     def finish(self) -> dict[str, Any]:
         """Report by test, on the checkpoint that valid chose, and write result.json."""

@@ -137,6 +137,7 @@ class Stepper:
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.total_steps, self.device, self.group = total_steps, device, group
+        self.score = model.score  # between the steps; what it returns stays valid until the next call
         self.compiled = bool(config.train.compile)
         self.compile_seconds = 0.0
         self.shapes: set[torch.Size] = set()  # that were compiled

@@ -215,7 +215,7 @@ def test_the_models_head_learns_as_in_float64(vocabulary: int, weighed: bool) ->
     leaves, denominator = (x, model.head.weight, model.head.bias), torch.full((), 300.0, device="cuda")
     with model.computing():
         casts, _ = cast_maps(model, torch.bfloat16)
-        loss = model.score(x, casts["head"], targets, weights, denominator)
+        loss = model.find_loss(x, casts["head"], targets, weights, denominator)
     found = (loss, *torch.autograd.grad(loss, leaves))
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     wide_losses = F.cross_entropy(F.linear(*wide).flatten(0, 1), targets.flatten(), reduction="none").view(3, 130)
