@@ -36,10 +36,11 @@ HOW_TO_READ = (
     "are not nats per real token. Each run here is therefore scored both ways, *with padding* to be compared with its "
     "report, and *over real tokens* to be believed. Gini, entropy and experts used are of the middle layer, in "
     "validation. A dash stands for what was not published, or not measured. Behind ± is the standard deviation over "
-    "seeds; where there is none, one seed was run, and a small difference may be chance. Runs of V, A and B read 10,000 "
-    "stories or, where 20,000 were published, the 17,996 that are there, and are validated on 1,500; the others read a "
-    "first sample of 6,903, more often, and are validated on 400. With 400 a padded loss has a standard error of 1 to "
-    "3 % besides, one over real tokens of about 0.03 nats; with 1,500 half of that. *Within* and *outside* assume that the published rows held as "
+    "seeds; where there is none, one seed was run, and a small difference may be chance. Runs of V, A and B read "
+    "10,000 stories or, where 20,000 were published, the 17,996 that are there, and are validated on 1,500; the others "
+    "read a first sample of 6,903, more often, and are validated on 400. With 400 a padded loss has a standard error "
+    "of 1 to 3 % besides, one over real tokens of about 0.03 nats; with 1,500 half of that. *Within* and *outside* "
+    "assume that the published rows held as "
     "much text as ours: `docs/audit.md` says more on both."
 )
 

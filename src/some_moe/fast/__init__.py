@@ -26,22 +26,26 @@ def accelerate(module: Module) -> Module:
         raise ConfigError("a library that looks back has no fast form; use it as it is, or grow with --looks-back 0")
     if not has_triton():
         raise ConfigError("accelerate needs a CUDA GPU and the triton package; without it the module runs as it is")
-    from some_moe.fast.model import FastAttention, FastBlock, FastLayer, FastLM, FastRouter
+    from some_moe.fast import model as fast
     from some_moe.model.attention import Attention
+    from some_moe.model.dropout import Dropout
     from some_moe.model.layer import SomeLayer
-    from some_moe.model.router import KeyRouter
+    from some_moe.model.router import HashRouter, KeyRouter
     from some_moe.model.transformer import Block, SomeLM
 
     kinds: dict[type[nn.Module], type[nn.Module]] = {
-        SomeLM: FastLM,
-        Block: FastBlock,
-        Attention: FastAttention,
-        SomeLayer: FastLayer,
-        KeyRouter: FastRouter,
+        SomeLM: fast.FastLM,
+        Block: fast.FastBlock,
+        Attention: fast.FastAttention,
+        Dropout: fast.FastDropout,
+        SomeLayer: fast.FastLayer,
+        HashRouter: fast.FastHashRouter,
+        KeyRouter: fast.FastRouter,
     }
-    for part in list(module.modules()):
-        is_new = type(part) in kinds
-        part.__class__ = kinds.get(type(part), type(part))
-        if is_new and isinstance(part, FastLM):
+    parts = [part for part in module.modules() if type(part) in kinds]
+    for part in parts:
+        part.__class__ = kinds[type(part)]
+    for part in parts:
+        if isinstance(part, fast.FastLM):
             part.become_fast()
     return module

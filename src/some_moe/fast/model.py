@@ -19,6 +19,7 @@ from some_moe.fast.casts import Cast, Casts, attach_bias, below, cast_maps, embe
 from some_moe.fast.experts import mix_onto
 from some_moe.fast.gravity import advance_layers, step_layers
 from some_moe.fast.ops import cross_entropy
+from some_moe.fast.ops.dropout import dropout
 from some_moe.fast.ops.layer_norm import AddNorm, ResidualNorm
 from some_moe.fast.ops.mlp import GeluMlp
 from some_moe.fast.ops.mlp import can_run as can_fuse_gelu
@@ -33,11 +34,12 @@ from some_moe.model.attention import (
     rotary_angles,
     sinusoidal_positions,
 )
+from some_moe.model.dropout import Dropout
 from some_moe.model.layer import SharedExpert, SomeLayer
 from some_moe.model.library import SharedDownLibrary
 from some_moe.model.linear import DenseFFN
 from some_moe.model.query import LinearQuery, MlpQuery
-from some_moe.model.router import KeyRouter, auxiliary_loss
+from some_moe.model.router import HashRouter, KeyRouter, auxiliary_loss
 from some_moe.model.routing import Routing
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import Block, LossOutput, ModelOutput, SomeLM, sum_aux_losses, token_cross_entropy
@@ -143,6 +145,29 @@ class FastRouter(KeyRouter):
             mean, sizes = self.state.query_mean, (self.model.num_experts, self.gravity)
             sums = statistics.summarize(experts, query, mean, info, self.layer_words, *sizes)
         return gates, self.record(experts, gates, query, sums, aux_loss)
+
+
+class FastHashRouter(HashRouter):
+    """A token's experts from a table, where the vocabulary is known: they follow from its id alone."""
+
+    table: Tensor  # (V, K)
+
+    def make_table(self) -> None:
+        every = torch.arange(self.model.vocab_size, device=self.layer_words.device)
+        self.register_buffer("table", super().assign(every, self.model.top_k), persistent=False)
+
+    def assign(self, ids: Tensor, top_k: int) -> Tensor:
+        return F.embedding(ids, self.table)[..., :top_k] if "table" in self._buffers else super().assign(ids, top_k)
+
+
+class FastDropout(Dropout):
+    """The same elements fall away, by one kernel each way."""
+
+    def forward(self, x: Tensor, info: TokenInfo) -> Tensor:
+        """As `Dropout.forward`."""
+        if not self.is_on or x.dtype == torch.float64:
+            return super().forward(x, info)
+        return dropout(x, info.rows, info.salt, self.words, self.share)
 
 
 class FastLayer(SomeLayer):
@@ -286,6 +311,9 @@ class FastLM(SomeLM):
         stacked = torch.stack([router.layer_words for router in words if router is not None]) if words else None
         self.register_buffer("layer_words", stacked, persistent=False)
         self.position_tables = {}
+        for layer in self.layers:
+            if isinstance(layer.hash_router, FastHashRouter):
+                layer.hash_router.make_table()
 
     def computing(self) -> AbstractContextManager[object]:
         """Within, products are in what the model computes in."""

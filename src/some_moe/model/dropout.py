@@ -32,10 +32,9 @@ class Dropout(nn.Module):
         """x (B, T, D) → the same with some elements zero."""
         if not self.is_on:
             return x
-        _, time, d_model = x.shape
         row = hash_words(info.rows.to(torch.int32), info.salt[0] ^ self.words[0], info.salt[1] ^ self.words[1])
-        position, channel = (torch.arange(n, dtype=torch.int32, device=x.device) for n in (time, d_model))
-        token = hash_words(position[None, :].expand(len(row), time), row[:, None], info.salt[1])
-        words = hash_words(channel.expand(*token.shape, d_model), token[..., None], info.salt[0])
+        position, channel = (torch.arange(n, dtype=torch.int32, device=x.device) for n in x.shape[1:])
+        token = hash_words(position.expand(x.shape[:2]), row[:, None], info.salt[1])
+        words = hash_words(channel.expand(x.shape), token[..., None], info.salt[0])
         kept = to_unit24(words) >= round(self.share * 2**24)
         return torch.where(kept, x / (1 - self.share), torch.zeros((), dtype=x.dtype, device=x.device))

@@ -28,8 +28,7 @@ class Temperature(nn.Module):
         self.place = nn.Parameter(torch.empty(()))
 
     def forward(self) -> Tensor:
-        temperature: Tensor = self.low * (self.high / self.low) ** self.place.sigmoid()
-        return temperature
+        return self.low * (self.high / self.low) ** self.place.sigmoid()
 
 
 class KeyRouter(nn.Module):
@@ -52,8 +51,8 @@ class KeyRouter(nn.Module):
 
     def score(self, query: Tensor) -> Tensor:
         """Compare queries (…, D) with the keys: (…, E)."""
-        query, keys = self.addresses(query)
-        return query @ keys.T
+        address, keys = self.addresses(query)
+        return address @ keys.T
 
     def choose(self, query: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
         """The experts (B, T, K) of each centred query (B, T, D), their gates, and all scores (B, T, E), tempered."""
@@ -77,8 +76,7 @@ class KeyRouter(nn.Module):
     def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
         """Choose top_k experts for each query (B, T, D): their gates (B, T, K), and the record."""
         with full_precision(query):
-            raw = at_least_float32(query)
-            mean = self.state.query_mean
+            raw, mean = at_least_float32(query), self.state.query_mean
             experts, gates, scores = self.choose(raw if mean is None else raw - mean.to(raw.dtype), top_k)
             sums = summarize(experts, query, mean, info, self.layer_words, self.model.num_experts, self.gravity)
             aux_loss = auxiliary_loss(self.model, scores, experts, info.counted)
@@ -103,11 +101,14 @@ class HashRouter(nn.Module):
         self.layer_words: Tensor
         self.register_buffer("layer_words", make_layer_words([layer])[0], persistent=False)
 
+    def assign(self, ids: Tensor, top_k: int) -> Tensor:  # (…) → (…, K)
+        return assign_experts(ids, self.model.num_experts, top_k, self.model.expert_seed, self.layer)
+
     def forward(self, x: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
         """Choose by info.ids; x (B, T, D) only stands in for queries in the sums. Returns gates and record."""
         if info.ids is None:
             raise ValueError("hash routing chooses by token id; pass TokenInfo(ids=...)")
-        experts = assign_experts(info.ids, self.model.num_experts, top_k, self.model.expert_seed, self.layer)
+        experts = self.assign(info.ids, top_k)
         sums = summarize(experts, x.detach(), None, info, self.layer_words, self.model.num_experts, self.gravity)
         gates = torch.full(experts.shape, 1 / top_k, dtype=at_least_float32(x).dtype, device=x.device)
         return gates, Routing(**sums, experts=experts, gates=gates)
