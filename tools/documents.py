@@ -11,9 +11,8 @@ from pathlib import Path
 from some_moe.cli import Parser, write
 from some_moe.errors import BAD_INPUT, FAILED, ConfigError, UsageError
 from some_moe.glass.page.markdown import plain, sentence
-from some_moe.lab.published import Result, compare_results, read_results
+from some_moe.lab.published import compare_results, read_results, take_published_sizes
 from some_moe.lab.published_tables import group_comparisons
-from some_moe.lab.registry import EXPERIMENTS
 from some_moe.system.files import write_whole
 from tools.audit import draw_shown, fill_audit
 from tools.audit_evidence import Evidence, read_lengths
@@ -80,7 +79,7 @@ def make_documents(results: Path, out: Path) -> dict[Path, bytes]:
     Where an audit lies beside the document, it is there too, its tables made anew, with the figures that it shows.
     """
     found, _ = read_results(results)
-    comparisons = compare_results(take_published_sizes(found, results / "published"))
+    comparisons = compare_results(take_published_sizes(found, results))
     figures: dict[Path, bytes] = {}
     paragraphs: dict[str, list[str]] = {}
     for series, members in group_comparisons(comparisons).items():
@@ -103,17 +102,6 @@ def make_documents(results: Path, out: Path) -> dict[Path, bytes]:
         for name, drawing in draw_shown(prose, evidence, file=str(audit)).items():
             figures[out.parent / "figures" / f"{name}.svg"] = drawing.to_svg()
     return documents | figures
-
-
-def take_published_sizes(found: list[Result], folder: Path) -> list[Result]:
-    """The results, those at the published sizes in the place of an experiment's older ones on fewer stories."""
-    if not any(folder.glob("*.json")):
-        return found
-    newer = [result for result in read_results(folder)[0] if result.record.get("status") != "failed"]
-    measured = {result.experiment.name for result in newer}
-    both = [result for result in found if result.experiment.name not in measured] + newer
-    order = {experiment.name: number for number, experiment in enumerate(EXPERIMENTS)}
-    return sorted(both, key=lambda result: (order[result.experiment.name], result.seed or 0))
 
 
 def write_file(path: Path, contents: bytes) -> None:

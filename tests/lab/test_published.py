@@ -245,6 +245,18 @@ def test_compare_by_name_prints_every_epoch(capsys: pytest.CaptureFixture[str]) 
     assert "A6 end 1.9682 0.7000" in " ".join(capsys.readouterr().out.split())
 
 
+def test_results_at_published_sizes_stand_in_the_place_of_older_ones(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = here / "results" / "published"
+    folder.mkdir()
+    (here / "results" / "A1-seed2.json").rename(folder / "A1-seed2.json")
+    assert main(["experiments", "compare"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "A1 0.7629 0.7700 +0.0071 within" in words  # that one alone
+    assert "A6 1.9682 0.7000 -1.2682 outside" in words  # as before
+
+
 @pytest.mark.usefixtures("here")
 def test_compare_fits_eighty_columns() -> None:
     results, _ = read_results(Path("results"))

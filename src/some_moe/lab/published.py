@@ -140,6 +140,16 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
     return results, [file.name for file, result in found.items() if result is None]
 
 
+def take_published_sizes(found: list[Result], folder: Path) -> list[Result]:
+    """The results, those in FOLDER/published, at the published sizes, in the place of older ones on fewer stories."""
+    if not any((folder / "published").glob("*.json")):
+        return found
+    newer = [result for result in read_results(folder / "published")[0] if result.record.get("status") != "failed"]
+    measured = {result.experiment.name for result in newer}
+    both = [result for result in found if result.experiment.name not in measured] + newer
+    return sorted(both, key=lambda result: (EXPERIMENTS.index(result.experiment), result.seed or 0))
+
+
 def _read_result(file: Path) -> Result | None:
     """Read one file; None where it is not a result of a registered experiment."""
     cure = "remove it, or measure it again"
