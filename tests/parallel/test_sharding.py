@@ -70,7 +70,8 @@ def test_dispatch_within_one_process_is_the_plain_mixture() -> None:
     for plain, dispatched in zip(*found, strict=True):
         assert plain is not None
         assert dispatched is not None
-        assert torch.allclose(plain, dispatched, rtol=0, atol=1e-12)
+        # Gradients here reach 3,000, of which 1e-12 is two of the last places: relative, whatever the CPU adds first.
+        assert torch.allclose(plain, dispatched, rtol=1e-12, atol=1e-12)
 
 
 def test_a_process_to_which_no_token_comes_still_has_gradients_which_are_zero() -> None:
