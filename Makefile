@@ -9,6 +9,13 @@ MINUTES := tests/test_demo.py \
   tests/hf/test_models.py::test_every_shape_of_the_registry_is_the_run \
   tests/tools/test_studies.py::test_every_planned_run_trains \
   tests/tools/test_studies.py::test_every_slice_goes_from_run_to_page \
+  tests/tools/test_grow_study.py::test_a_slice_takes_texts_as_they_are_carried_and_packs_its_results \
+  tests/model/test_compiled.py::test_compiled_blocks_have_the_gradients_of_plain_ones[dropout \
+  tests/hf/test_exporting.py::test_branches_travel_without_their_base[bfloat16-experts] \
+  tests/hf/test_exporting.py::test_branches_travel_without_their_base[orthogonal] \
+  tests/hf/test_exporting.py::test_branches_travel_without_their_base[full] \
+  tests/glass/inspect/test_projections.py::test_umap_is_finite_and_repeats_itself[8] \
+  tests/glass/inspect/test_association.py::test_skewed_draws_pass_no_more_often_than_the_level_says \
   tests/glass/inspect/test_guilds.py::test_of_20_models_without_guilds_at_most_one_reports_one \
   tests/live/test_limits.py::test_memory_is_flat_while_a_run_grows \
   tests/live/test_limits.py::test_twenty_pages_slow_training_by_less_than_a_twentieth \
