@@ -419,6 +419,25 @@ def test_no_run_is_begun_that_would_not_end_in_time(tmp_path: Path, monkeypatch:
     assert some.new == records
 
 
+def test_where_the_first_runs_all_fail_no_more_are_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tools.studies import runner
+
+    write_texts(tmp_path / "data")
+
+    def pretend(self: Any, turn: Any) -> None:  # noqa: ARG001
+        turn.state, turn.reason = "failed", "no kernel"
+
+    monkeypatch.setattr(runner.Slice, "_run_job", pretend)
+    monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
+    places: dict[str, Any] = {name: tmp_path / name for name in ("data", "out", "work")}
+    study, said = PLAN.studies["ladder"], []
+    found = runner.run_slice(
+        PLAN, study, **places, records={}, minutes=9, workers=2, small=SIZES["mini"], say=said.append
+    )
+    assert len(found.turns) <= runner.HOPELESS + 1  # the other worker's, that had begun
+    assert "the first runs all failed" in said[-1]
+
+
 def test_a_slice_that_is_done_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = PLAN.studies["lengths"]
     records = {run.record: {"test_loss": 2.0} for arm in study.arms for run in PLAN.known_runs(arm, {})}

@@ -31,6 +31,7 @@ from tools.studies.records import HOME, Record, Records, pack, slim
 
 MARGIN = 1.25  # by which a run may take longer than was foreseen
 GRACE = 15.0  # seconds after the time is over in which runs may still end
+HOPELESS = 4  # runs that fail before any is done: the fault is not theirs, and a lent chip is not spent on it
 ROOM = 0.87  # of the chip's memory that is given away
 PAUSE = 0.1
 DIVERGED = ("became nan", "became inf")
@@ -102,7 +103,7 @@ class Slice(Queue):
     def _choose(self) -> Turn | None:
         """The first open run that ends in time and finds room; None where there is none at the moment."""
         with self.choosing:
-            if self.late or self.stopped or self.signals.count or len(self.turns) == self.most:
+            if self.late or self.stopped or self.signals.count or len(self.turns) == self.most or self.is_hopeless:
                 return None
             used = sum(cost.used_bytes for cost in self.active.values())
             for run in self.open_runs():
@@ -120,6 +121,10 @@ class Slice(Queue):
                 self.active[run.record] = cost
                 return turn
         return None
+
+    @property
+    def is_hopeless(self) -> bool:
+        return not self.new and sum(turn.state == "failed" for turn in self.turns) >= HOPELESS
 
     # --- running ----------------------------------------------------------------------------------------------
 
@@ -201,6 +206,8 @@ class Slice(Queue):
         open_now = sum(1 for _ in self.open_runs())
         lines = [f"{len(self.new)} records in {self.home.name}; {open_now} more runs of this slice are known by now"]
         lines += [f"failed: {turn.job.name}: {turn.reason}" for turn in failed]
+        if self.is_hopeless:
+            lines.append("the first runs all failed, so no other was begun; mend what they name, and begin again")
         return "\n".join(lines)
 
 
