@@ -99,6 +99,7 @@ def test_a_run_is_opened_looked_into_and_reported(
     assert (run / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_branches_are_grown_and_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ("--documents", 120, "--steps", 4, "--branch-steps", 3, "--width", 16)
     run_example("grow_and_merge.py", "--out", tmp_path / "out", *few)

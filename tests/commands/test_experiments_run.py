@@ -114,6 +114,7 @@ def test_a_run_that_is_about_what_comes_afterwards_says_how_it_goes_on(capsys: p
 # --- what works -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stopped_and_continued_queues_end_like_undisturbed_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ def count_compilations() -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_schedule_compiles_more_than_once() -> None:
     assert in_new_process(count_compilations) == {"constant": 1, "linear": 1, "cosine": 1}
 

@@ -36,14 +36,14 @@ def start_campaign(*words: str) -> subprocess.CompletedProcess[str]:
 # --- mutated files ------------------------------------------------------------------------------------------
 
 
-def test_every_command_answers_well_to_hundreds_of_mutated_files() -> None:
-    done = start_campaign("--cases", "200", "--light")
+def test_every_command_answers_well_to_a_hundred_mutated_files() -> None:
+    done = start_campaign("--cases", "100", "--light")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 @pytest.mark.slow
 def test_every_command_answers_well_to_thousands_of_mutated_files() -> None:
-    done = start_campaign("--cases", "1200", "--seed", "17")
+    done = start_campaign("--cases", "1300", "--seed", "17")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 

@@ -166,7 +166,9 @@ class DiedError(BaseException):
     """Stands for a process that is gone."""
 
 
-@pytest.mark.parametrize(("trainability", "looks_back"), [("full", 0.0), ("lora", 2.0)])
+@pytest.mark.parametrize(
+    ("trainability", "looks_back"), [pytest.param("full", 0.0, marks=pytest.mark.slow), ("lora", 2.0)]
+)
 def test_growing_that_was_killed_ends_with_the_same_bits(
     place: Path, tmp_path: Path, trainability: str, looks_back: float
 ) -> None:

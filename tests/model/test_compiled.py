@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch n
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.slow])])
 @pytest.mark.parametrize(
     "changes", [pytest.param(c, marks=pytest.mark.slow) if c else c for c in CASES.values()], ids=CASES
 )
