@@ -104,6 +104,10 @@ def test_runs_are_listed_searched_filtered_and_drawn_together(browser: Any, serv
         page.get_by_role("button", name="training", exact=True).first.click()
         until(page, "document.querySelector('.chart canvas').ariaLabel.includes('4.8')")
         assert chart.count() == 1
+        append(folder / "alpha", "metrics.jsonl", step_line(21, loss=3.25))
+        until(page, "document.querySelector('.chart canvas').ariaLabel.includes('3.25')", SOON)
+        append(folder / "alpha", "metrics.jsonl", step_line(22, loss=3.125))  # also what comes just after
+        until(page, "document.querySelector('.chart canvas').ariaLabel.includes('3.125')", SOON)
         page.get_by_label("Search runs").fill("BETA")
         assert rows.count() == 1
         page.get_by_label("Search runs").fill("")

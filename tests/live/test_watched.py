@@ -10,6 +10,7 @@ import pytest
 
 from some_moe.config import ConfigError
 from some_moe.live import plans, watched
+from some_moe.live.logs import pick_metrics
 from some_moe.live.watched import Watch, Watched, find_published, is_held
 from some_moe.training.run_folder import LOCK, RunFolder
 from tests.live.folders import append, make_run, step_line, write_keys
@@ -256,8 +257,24 @@ def test_a_curve_has_few_points_and_its_last(run: Watched) -> None:
 
 def test_a_long_log_is_thinned(run: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "WHOLE", 1_000)
-    rows = watched.read_all(run.path)
-    assert 0 < len(rows["steps"]) < 10
+    monkeypatch.setattr(watched, "FEW", 10)
+    assert 0 < len(run.read_curve()["train"]) < 10
+
+
+def test_of_a_log_that_grew_a_curve_reads_what_is_new(run: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def pick(lines: list[bytes]) -> dict[str, Any]:
+        read.append(len(lines))
+        return pick_metrics(lines)
+
+    monkeypatch.setattr(watched, "pick_metrics", pick)
+    assert len(run.read_curve()["train"]) == 20
+    append(run.path, "metrics.jsonl", step_line(21) + step_line(22)[:30])
+    assert run.read_curve()["train"][-1][0] == 21
+    assert read == [21, 1]
+    (run.path / "metrics.jsonl").write_text(step_line(1, loss=7.0))
+    assert run.read_curve() == {"train": [[1, 7.0]], "val": []}
 
 
 def test_snapshots_that_come_and_go_are_seen(run: Watched) -> None:

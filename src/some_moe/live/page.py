@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 STATIC = Path(__file__).parent / "static"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 TICK_SECONDS, BEAT_SECONDS = 0.6, 15.0
-FEW = 1_000  # lines that are told in full, however long the log is
 MOST_STREAMS, MOST_SHARED = 64, 16
 MOST_TEXT, MOST_NEW_TOKENS = 8_000, 1_000
 PAIRS: Form = [[is_count]]
@@ -163,7 +162,7 @@ class Page:
         key = (run.key, name, f"{begin}:{piece.place}")
         with self.sharing:
             if key not in self.shared:
-                every = stride(run.path) if len(piece.lines) > FEW else 1
+                every = stride(run.path, len(piece.lines))
                 rows: Any = pick_metrics(thin(piece.lines, every)) if name == "metrics" else pick_samples(piece.lines)
                 while len(self.shared) >= MOST_SHARED:
                     del self.shared[next(iter(self.shared))]

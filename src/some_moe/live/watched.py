@@ -3,9 +3,11 @@
 A run is known by a number that the server gives it: no path ever comes from outside.
 """
 
+import math
 import os
 import threading
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 
 from some_moe.config import ConfigError, RunConfig
 from some_moe.lab.folders import find_runs
-from some_moe.live.logs import PIECE, WHOLE, Place, number, parse_line, pick_metrics, read_piece, thin
+from some_moe.live.logs import WHOLE, Place, number, parse_line, pick_metrics, read_piece, thin
 from some_moe.live.plans import Plans, measure
 from some_moe.system.files import inside
 from some_moe.system.reading import clean, refuse_irregular
@@ -25,6 +27,7 @@ QUIET_SECONDS = 30.0  # a run that nobody on this machine holds, and that wrote 
 MOST_RUNS = 1_000
 TAIL = 1 << 16  # bytes at the end of a log in which its last lines are
 CURVE_POINTS = 400
+FEW = 1_000  # lines that are told in full, however long the log is
 NUMBERS = ("step", "tokens", "train_loss", "val_loss", "tokens_per_second")
 RESULT = ("val_loss", "best_val_loss", "test_loss", "tokens_per_second", "seconds")
 
@@ -46,9 +49,9 @@ class Watched:
         self._seen: dict[str, Any] = {}  # what each file was like when it was read
         self._held = False  # whether a process was seen to train in it
         self._left: float | None = None  # when it was seen to be gone
-        self._curve: tuple[int, dict[str, Any]] = (-1, {})
+        self._place, self._losses = Place(), no_losses()  # how far the curve was read
         self._looked = 0.0
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
 
     def refresh(self) -> None:
         """Look at the folder, unless somebody just did."""
@@ -174,35 +177,36 @@ class Watched:
         return float((steps - step) * tokens / speed / step)
 
     def read_curve(self) -> dict[str, Any]:
-        """The losses in a few hundred points."""
-        size = int(self.summary.get("size") or 0)
-        if self._curve[0] != size:
-            rows = read_all(self.path)
-            steps, evaluations = rows["steps"], rows["evaluations"]
-            every = max(1, len(steps) // CURVE_POINTS)
-            last = steps[-1:] if (len(steps) - 1) % every else []
-            found = {"train": [[row[0], row[2]] for row in (*steps[::every], *last)]}
-            found["val"] = [[row[0], row[2]] for row in evaluations[:: max(1, len(evaluations) // CURVE_POINTS)]]
-            self._curve = (size, found)
-        return self._curve[1]
+        """The losses in a few hundred points; of a log that grew only what is new is read."""
+        with self._reading:
+            while True:
+                piece = read_piece(self.path, "metrics.jsonl", self._place)
+                self._place = piece.place
+                if piece.again:
+                    self._losses = no_losses()
+                if not piece.lines:
+                    break
+                rows = pick_metrics(thin(piece.lines, stride(self.path, len(piece.lines))))
+                for losses, kind in zip(self._losses.values(), ("steps", "evaluations"), strict=True):
+                    for row in rows[kind]:
+                        losses.extend((row[0], math.nan if row[2] is None else row[2]))
+            return {name: pick_points(losses) for name, losses in self._losses.items()}
 
 
-def read_all(path: Path) -> dict[str, list[list[Any]]]:
-    """All of metrics.jsonl, thinned out where it is long."""
-    rows: dict[str, list[list[Any]]] = {"steps": [], "evaluations": []}
-    place, every = Place(), stride(path)
-    while True:
-        piece = read_piece(path, "metrics.jsonl", place)
-        for kind, found in pick_metrics(thin(piece.lines, every)).items():
-            rows[kind] += found
-        if piece.place.byte - place.byte < PIECE // 2:
-            return rows
-        place = piece.place
+def no_losses() -> dict[str, "array[float]"]:
+    """Step and loss in turn, of a kind each: so packed that a thousand runs are remembered."""
+    return {"train": array("d"), "val": array("d")}
 
 
-def stride(path: Path) -> int:
-    """Of how many lines of a long log one is shown."""
-    return 1 + measure(path / "metrics.jsonl") // WHOLE
+def pick_points(losses: "array[float]") -> list[list[float | None]]:
+    points = [[int(step), number(loss)] for step, loss in zip(losses[::2], losses[1::2], strict=True)]
+    every = max(1, len(points) // CURVE_POINTS)
+    return [*points[::every], *(points[-1:] if (len(points) - 1) % every else [])]
+
+
+def stride(path: Path, many: int) -> int:
+    """Of how many lines one is shown, where many of a long log are read at once."""
+    return 1 if many <= FEW else 1 + measure(path / "metrics.jsonl") // WHOLE
 
 
 class Watch:

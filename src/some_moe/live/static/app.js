@@ -16,7 +16,7 @@ class Stream {
     const control = (this.control = new AbortController());
     this.run(control).catch((error) => {
       if (control.signal.aborted) return;
-      if (error.status === 401) { state("no access", "off"); return view(noAccess()); }
+      if (error.status === 401) { state("no access", "off"); current?.close?.(); return view(noAccess()); }
       if (error.status === 404 && log) return state("no such run", "off");
       state("the server is away", "off");
       this.timer = setTimeout(() => this.start(this.log), Math.min(5000, 500 * 2 ** this.tries++));

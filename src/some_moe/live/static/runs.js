@@ -5,7 +5,7 @@ import { count, duration, el, fill, kind, loss, NONE, rgb } from "./dom.js";
 
 const STATES = ["training", "finished", "merged", "pruned", "killed", "failed", "damaged", "gone"];
 const JOBS = ["done", "running", "pruned", "interrupted", "failed"];
-const MOST_SHOWN = 12, AGAIN_MS = 1500;
+const MOST_SHOWN = 12, AGAIN_MS = 800; // so often at most a run's curve is asked for
 
 export class RunsView {
   constructor() {
@@ -21,7 +21,7 @@ export class RunsView {
     this.none = el("p", { class: "empty" });
     this.node = el("div", { class: "stack" }, el("div", {}, el("h1", {}, "Runs"), this.head), el("div", { class: "row", role: "group", "aria-label": "Which loss" }, this.kinds), this.chart.node, this.queues, el("div", { class: "row" }, search, this.filters), this.list, this.none);
     place("");
-    this.timer = setInterval(() => this.fetchCurves(), AGAIN_MS);
+    this.timer = setInterval(() => this.fetchCurves(), AGAIN_MS / 4);
   }
   close() { clearInterval(this.timer); }
   show(what) { this.what = what; this.kinds.forEach((b) => b.setAttribute("aria-pressed", String(b.value === what))); this.draw(); }
@@ -73,7 +73,7 @@ export class RunsView {
       const known = this.curves.get(run.id), now = Date.now();
       if (known && (known.size === run.size || now - known.at < AGAIN_MS)) continue;
       this.curves.set(run.id, { ...(known || { train: [], val: [] }), size: run.size, at: now });
-      askJson(`/runs/${run.id}/curve`).then((found) => { Object.assign(this.curves.get(run.id), found); this.sparkle(run.id); this.picked ? this.draw() : this.show(this.usual()); }, () => {});
+      askJson(`/runs/${run.id}/curve`).then((found) => { Object.assign(this.curves.get(run.id), found); this.sparkle(run.id); this.picked ? this.draw() : this.show(this.usual()); }, () => Object.assign(this.curves.get(run.id), { size: null, at: now + 5000 })); // what failed is tried again
     }
   }
   usual() { // validation, unless a run that trains was not measured twice yet: then nothing of it would be seen
