@@ -73,6 +73,8 @@ def test_a_forced_guild_does_all_the_work_of_its_layer(served: Served) -> None:
     [
         ({"forbid": [[0, e] for e in range(5)]}, "a token needs 2"),
         ({"forbid": [[0, 6]]}, "experts 0 to 5"),
+        ({"forbid": [[1, 3]], "force": [[1, 3], [1, 4]]}, "forbidden and forced"),
+        ({"force": [[2, 0]]}, "layers 0 to 1"),
         ({"text": " "}, "empty"),
         ({"text": "cat " * 500}, "give a shorter text"),
         ({"checkpoint": "step-999"}, "no checkpoint"),

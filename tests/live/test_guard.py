@@ -127,6 +127,7 @@ def test_nothing_is_found_but_by_its_whole_name(served: Served, path: str) -> No
         ("generate", {"prompt": "a", "temperature": 11}),
         ("generate", {"prompt": "a", "top_p": 0}),
         ("generate", {"prompt": "a", "top_p": True}),
+        ("generate", {"prompt": "a", "max_tokens": 0}),
         ("generate", {"prompt": "a", "max_tokens": 10**9}),
         ("generate", {"prompt": "a", "max_tokens": 1.5}),
         ("generate", {"prompt": "a", "seed": -3}),

@@ -103,6 +103,8 @@ class Desk:
             return []
         if any(layer.state is None for layer in layers):
             raise ConfigError(f"{run.shown} chooses experts by hash, without keys: none can be forbidden or forced")
+        if any(at >= len(layers) for at, _ in (*forbid, *force)):
+            raise ConfigError(f"{run.shown} has the layers 0 to {len(layers) - 1}; name one of them")
         changes: list[StandIn] = []
         for number, layer in enumerate(layers):
             state = layer.state
@@ -111,6 +113,8 @@ class Desk:
             barred, forced = ({e for at, e in pairs if at == number} for pairs in (forbid, force))
             if not barred | forced <= set(range(count)):
                 raise ConfigError(f"layer {number} has the experts 0 to {count - 1}; name some of them")
+            if barred & forced:
+                raise ConfigError(f"expert {min(barred & forced)}, layer {number}, is forbidden and forced; choose one")
             if favour is not None and run.grown is not None:
                 bias[layer.library.up.shape[0] :] += favour - run.grown.favour
             if len(forced) >= model.top_k:  # all others are barred, so that the nearest of them are chosen
@@ -118,8 +122,7 @@ class Desk:
             elif forced:
                 bias[list(forced)] = CHOSEN_ANYWAY
             if count - len(barred) < model.top_k:
-                left = count - len(barred)
-                raise ConfigError(f"{left} experts of layer {number} are left, but a token needs {model.top_k}")
+                raise ConfigError(f"too few experts of layer {number} are left; a token needs {model.top_k}")
             bias[list(barred)] = -torch.inf
             changes.append((state, "bias", bias))
         return changes

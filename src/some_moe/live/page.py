@@ -264,9 +264,10 @@ class Page:
     async def generate(self, request: "Request") -> "Response":
         """Text as it comes, a JSON object a line: text, and the experts of its tokens."""
         run, body = await in_thread(self.find, request), await read_body(request, GENERATE)
-        prompt, max_tokens = refuse_long(body["prompt"]), body.get("max_tokens") or 200
+        prompt, max_tokens = refuse_long(body["prompt"]), body.get("max_tokens")
         options: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": secrets.randbelow(2**31)}
         options |= {name: body[name] for name in options if body.get(name) is not None}
+        max_tokens = 200 if max_tokens is None else max_tokens
         if not 1 <= max_tokens <= MOST_NEW_TOKENS:
             raise AskedError(400, f"max_tokens {max_tokens} is out of range; use 1 to {MOST_NEW_TOKENS:,}")
         if not (0 <= options["temperature"] <= 10 and 0 < options["top_p"] <= 1):
