@@ -263,10 +263,13 @@ def test_keys_move_and_are_pointed_at(browser: Any, served: Served, flat: bool) 
         page.mouse.move(box["x"] + place[0], box["y"] + place[1])
         expect(page, "aside h2", "Expert 4, layer 1")
         expect(page, "aside", "Nearest keys")
+        expect(page, "aside", "a fair share of the load at step 0")  # of the snapshot that is shown
         assert "Load over time" in page.locator("aside").inner_text()
         page.mouse.click(box["x"] + place[0], box["y"] + place[1])
         page.mouse.move(box["x"] + 2, box["y"] + 2)
         expect(page, "aside h2", "Expert 4, layer 1")  # pinned
+        slider.fill("1")
+        expect(page, "aside", "a fair share of the load at step 10")
         page.locator("aside .chip").first.click()
         until(page, "!document.querySelector('aside h2').innerText.includes('Expert 4,')")
         page.get_by_role("button", name="let go").click()

@@ -174,7 +174,7 @@ export class GalaxyView {
     this.past = []; this.stars.trace([]); this.trace(turn);
     this.began = performance.now(); this.t = same && !at_once && !still() ? 0 : 1;
     this.controls(); this.draw();
-    if (this.pinned) this.fetchCard();
+    this.fetchCard();
     for (const ahead of [1, 2]) if (this.playing && this.place + ahead < this.steps.length) this.frame(this.place + ahead).catch(() => {});
     return true;
   }
@@ -204,7 +204,7 @@ export class GalaxyView {
     const w = this.sky.clientWidth, h = this.sky.clientHeight, shown = this.layer < 0 ? [...Array(this.run.layers).keys()] : [this.layer];
     let best = 1;
     for (let n = 1; n <= shown.length; n++) if (Math.min(w / n, h / Math.ceil(shown.length / n)) > Math.min(w / best, h / Math.ceil(shown.length / best))) best = n;
-    const rows = Math.ceil(shown.length / best), cw = w / best, ch = h / rows, scale = (Math.min(cw, ch) / 2) * 0.8 * this.zoom;
+    const rows = Math.ceil(shown.length / best), cw = w / best, ch = h / rows, scale = (Math.min(cw, ch - 16) / 2) * 0.8 * this.zoom;
     return shown.map((layer, i) => [layer, w / 2 + (((i % best) + 0.5) * cw - w / 2) * this.zoom + this.pan[0], h / 2 + ((Math.floor(i / best) + 0.5) * ch - h / 2) * this.zoom + this.pan[1], scale]);
   }
   draw() { if (!this.waiting) this.waiting = requestAnimationFrame(() => { this.waiting = 0; this.render(); }); }
@@ -319,16 +319,16 @@ export class GalaxyView {
   show(found) { this.shown = found; keepFocus(this.card, () => this.showCard(found)); }
   showCard(found) {
     if (!found) { fill(this.card, el("h2", {}, "Point at a key"), el("p", { class: "note" }, "Each point is an expert, placed where its key is. Keys that lie together are chosen by like tokens.")); return; }
-    const { layer, expert } = found, tags = [];
+    const { layer, expert } = found, tags = [], use = this.stars.after?.[4 * (layer * this.run.experts + expert) + 2]; // of the snapshot that is shown
     if (this.insight) { const n = this.insight.kinds[layer]?.[expert], c = this.insight.communities[layer]?.[expert]; if (n >= 0) tags.push(`mostly ${spell(this.insight.classes[n])}`); if (c >= 0) tags.push(`community ${c + 1}`); }
     const chart = found.load?.length > 1 ? (this.load ||= new Chart("Load over time", { zero: true, legend: false })) : null;
     fill(this.card, el("div", { class: "row apart" }, el("h2", {}, `Expert ${expert}, layer ${layer}`), this.pinned && el("button", { class: "plain", type: "button", onclick: () => { this.pinned = false; this.pick(null); } }, "let go")),
       found.error && el("p", { class: "note bad" }, found.error),
-      el("p", { class: "note" }, `${(found.load?.at(-1)?.[1] ?? NaN).toFixed(2)} times a fair share of the load` + (tags.length ? `; ${tags.join(", ")}` : "") + (found.served !== undefined ? `; served ${percent(found.served / Math.max(1, found.of))} of the tokens that were read` : "") + "."),
+      el("p", { class: "note" }, (use === undefined ? "Its load is not known" : `${use.toFixed(2)} times a fair share of the load at step ${count(this.steps[this.place])}`) + (tags.length ? `; ${tags.join(", ")}` : "") + (found.served !== undefined ? `; served ${percent(found.served / Math.max(1, found.of))} of the tokens that were read` : "") + "."),
       found.words?.length ? [el("h3", {}, "Its words"), el("ul", { class: "words" }, found.words.map((w) => el("li", {}, w.text || "␣", el("small", {}, count(w.count))))), found.contexts.map((q) => el("p", { class: "quote" }, "… ", q.before, el("mark", {}, q.word), q.after, " …"))] : found.words && el("p", { class: "note" }, "No token that was read chose it."),
       found.neighbours && [el("h3", {}, "Nearest keys"), el("div", { class: "row" }, found.neighbours.map(([other, near]) => el("button", { class: "chip", type: "button", onclick: () => { this.pinned = true; this.pick({ layer, expert: other }); } }, String(other), el("small", {}, near.toFixed(2)))))],
       chart && el("div", { class: "small" }, chart.node));
-    if (chart) { chart.node.className = ""; chart.set([{ name: "load", color: kind(0), x: found.load.map((p) => p[0]), y: found.load.map((p) => p[1]) }]); }
+    if (chart) { chart.node.className = ""; chart.cursor = this.steps[this.place]; chart.set([{ name: "load", color: kind(0), x: found.load.map((p) => p[0]), y: found.load.map((p) => p[1]) }]); }
   }
   async lookInside() {
     this.look.disabled = true; this.note.hidden = false; this.note.textContent = "The model reads some of its own text …";
