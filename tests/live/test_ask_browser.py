@@ -118,9 +118,8 @@ def test_experts_and_guilds_are_forbidden_forced_and_let_go(page: Any) -> None:
     assert set(changes) != {"·"}
     page.get_by_role("button", name="Force it").click()
     says(page, "main", "forced ✕")
-    for _ in range(2):
-        page.get_by_role("button", name="Take back").first.click()
-        page.wait_for_timeout(300)
+    assert page.get_by_role("button", name="Take back").count() == 1  # instead: it cannot be both
+    page.get_by_role("button", name="Take back").click()
     until(page, "document.querySelectorAll('.sum').length === 1")
     page.get_by_role("button", name="Find its guild").click()
     page.get_by_role("button", name="Force its guild").wait_for(timeout=LONG)
@@ -133,7 +132,17 @@ def test_two_checkpoints_and_two_runs_are_compared(page: Any) -> None:
     first = next(text for text in choice.locator("option").all_inner_texts() if "tiny, step" in text)
     choice.select_option(label=first)
     until(page, "document.querySelectorAll('.sum').length === 2", LONG)
-    assert page.get_by_label("colour by").input_value() == "change"
+    assert page.get_by_label("colour by").input_value() == "beside"
+    says(page, "aside", "tiny, step ")
+    page.locator(".path .chip").first.click()
+    page.get_by_role("button", name="Forbid it").click()  # both at once: which is meant is chosen
+    until(page, "document.querySelectorAll('.sum').length === 3", LONG)
+    ways = page.get_by_label("colour by").locator("option").evaluate_all("all => all.map((one) => one.value)")
+    assert ways == ["expert", "loss", "change", "beside"]
+    page.get_by_label("colour by").select_option("change")
+    says(page, "aside", " Now ")
+    page.get_by_role("button", name="Take back").click()
+    until(page, "document.querySelectorAll('.sum').length === 2", LONG)
     choice.select_option(label="twin, best")
     says(page, "main", "it cuts words otherwise")
     assert page.locator(".tokens").count() == 2
@@ -201,7 +210,7 @@ def test_branches_share_a_text_and_the_favour_moves_it(browser: Any, served: Ser
         assert share > 10
         page.get_by_label("favour", exact=True).fill("-6")
         until(page, "/law 0 %|law under/.test(document.querySelector('.shares').ariaLabel)", LONG)
-        page.get_by_role("button", name="the run's own").click()
+        page.get_by_role("button", name="Back to the run's own").click()
         until(page, f"document.querySelector('.shares').ariaLabel === {json.dumps(before)}", LONG)
         page.evaluate("location.hash = location.hash.replace('branches', 'galaxy')")
         page.get_by_label("colour by").select_option("branch")

@@ -36,7 +36,7 @@ export class AskView {
     this.known = key;
     const steps = (one) => ["best", "last", ...(one.checkpoints || []).map((n) => `step-${n}`)], name = (which) => which.replace("step-", "step ");
     fill(this.choices, field("checkpoint", choose(steps(run).map((c) => [c, name(c)]), this.checkpoint, (c) => { this.checkpoint = c; this.again(); })),
-      field("compare with", choose([["", "nothing"], ...steps(run).map((c) => [`${run.id}/${c}`, `${run.name}, ${name(c)}`]), ...others.flatMap((one) => steps(one).map((c) => [`${one.id}/${c}`, `${one.name}, ${name(c)}`]))], this.other, (c) => { this.other = c; this.again(); })));
+      field("compare with", choose([["", "nothing"], ...steps(run).map((c) => [`${run.id}/${c}`, `${run.name}, ${name(c)}`]), ...others.flatMap((one) => steps(one).map((c) => [`${one.id}/${c}`, `${one.name}, ${name(c)}`]))], this.other, (c) => { this.other = c; this.by = "beside"; this.again(); })));
   }
   again() { if (this.found) this.trace(); }
 
@@ -50,7 +50,7 @@ export class AskView {
       if (turn !== this.turn) return;
       Object.assign(this, { found, beside: other });
       this.layer = Math.min(this.layer, found.trace.layers.length - 1); this.selected = Math.min(this.selected, found.trace.tokens.length - 1);
-      if (found.altered || other) this.by = "change"; else if (this.by === "change") this.by = "expert";
+      if (this.by !== "beside" && (found.altered || other)) this.by = "change";
       this.note.textContent = "";
       if (!this.insight && this.run.analysed) this.insight = await askJson(`/runs/${this.run.id}/insight`).catch(() => null);
     } catch (error) { this.note.className = "note bad"; this.note.textContent = error.message; } finally { this.read.disabled = false; }
@@ -59,8 +59,11 @@ export class AskView {
   sameTokens() { const a = this.found.trace.tokens, b = this.beside?.trace.tokens; return b && a.length === b.length && a.every((token, i) => token.text === b[i].text); }
   // What a token cost is what the one before it gave to it.
   cost(trace, i) { return i > 0 ? trace.tokens[i - 1].next_nats : null; }
+  get compares() { return this.by === "change" || this.by === "beside"; }
+  get asks_other() { return this.by === "beside" || !this.found.altered; } // or the same model with other experts
+  nameBeside() { return `${this.beside.trace.run}, step ${count(this.beside.trace.step)}`; }
   change(i) {
-    const now = this.found.altered || (this.sameTokens() ? this.beside.trace : null), a = this.cost(this.found.trace, i), b = now && this.cost(now, i);
+    const now = !this.asks_other ? this.found.altered : this.sameTokens() ? this.beside.trace : null, a = this.cost(this.found.trace, i), b = now && this.cost(now, i);
     return a === null || b === null ? null : b - a;
   }
   show() { if (this.found) keepFocus(this.node, () => this.render()); }
@@ -68,19 +71,20 @@ export class AskView {
     const { found } = this;
     const { trace, altered } = found, same = this.sameTokens();
     this.reading.hidden = false;
-    const ways = [["expert", "expert"], ["loss", "loss"], ...(altered || same ? [["change", "change of the loss"]] : [])];
+    if ((this.by === "change" && !altered) || (this.by === "beside" && !same)) this.by = altered ? "change" : this.compares && same ? "beside" : "expert";
+    const ways = [["expert", "expert"], ["loss", "loss"], ...(altered ? [["change", "change of the loss"]] : []), ...(same ? [["beside", `loss beside ${this.nameBeside()}`]] : [])];
     fill(this.modes, field("layer", choose(trace.layers.map((n) => [String(n), String(n)]), String(this.layer), (n) => { this.layer = +n; this.marked = null; this.show(); })), field("colour by", choose(ways, this.by, (by) => { this.by = by; this.show(); })));
     const mean = (name, value, bits) => [el("b", {}, loss(value)), ` nats a token${bits ? `, ${bits.toFixed(3)} bits a byte` : ""} `, el("small", {}, name)];
     const delta = (value) => el("span", { class: worse(value) }, ` (${signed(value)})`);
     fill(this.sum, el("p", { class: "sum" }, mean(`${this.run.name}, step ${count(trace.step)}`, trace.loss, found.bits_per_byte)),
       altered && el("p", { class: "sum" }, mean("with the experts below forbidden or forced", altered.loss), delta(altered.loss - trace.loss)),
-      this.beside && el("p", { class: "sum" }, mean(`${this.beside.trace.run}, step ${count(this.beside.trace.step)}`, this.beside.trace.loss, this.beside.bits_per_byte), same ? delta(this.beside.trace.loss - trace.loss) : el("span", {}, " (it cuts words otherwise: compare bits a byte)")));
+      this.beside && el("p", { class: "sum" }, mean(this.nameBeside(), this.beside.trace.loss, this.beside.bits_per_byte), same ? delta(this.beside.trace.loss - trace.loss) : el("span", {}, " (it cuts words otherwise: compare bits a byte)")));
     fill(this.list, this.changes.map((change, i) => el("button", { class: "chip", type: "button", "aria-label": `Take back: ${change.name}`, onclick: () => { this.changes.splice(i, 1); this.trace(); } }, `${change.name} ✕`)));
     this.nodes = trace.tokens.map((token, i) => this.makeToken(token, i));
     fill(this.tokens, this.nodes.flatMap((node, i) => (i && trace.tokens[i].text.endsWith("\n") ? [node, el("br")] : node)));
-    this.tokens.classList.toggle("marking", !!this.marked && this.by !== "change");
-    this.key.textContent = { expert: "Under each token its first expert in every layer, from the first layer down.", loss: "Under each token its loss in nats.", change: "Under each token by how much its loss changed, in nats." }[this.by];
-    fill(this.second, this.beside && !same ? [el("h3", {}, this.beside.trace.run), el("div", { class: "tokens" }, this.beside.trace.tokens.map((token, i) => el("span", { class: "token", style: { "--tint": this.tint(this.cost(this.beside.trace, i)) } }, shown(token.text))))] : null);
+    this.tokens.classList.toggle("marking", !!this.marked && !this.compares);
+    this.key.textContent = { expert: "Under each token its first expert in every layer, from the first layer down.", loss: "Under each token its loss in nats.", change: "Under each token by how much its loss changed, in nats.", beside: "Under each token how much more or less it costs the other model, in nats." }[this.by];
+    fill(this.second, this.beside && !same ? [el("h3", {}, `Loss in ${this.nameBeside()}`), el("div", { class: "tokens" }, this.beside.trace.tokens.map((token, i) => el("span", { class: "token", style: { "--tint": this.tint(this.cost(this.beside.trace, i)) }, title: `loss ${loss(this.cost(this.beside.trace, i))}` }, i ? shown(token.text) : "⟨start⟩")))] : null);
     this.showPath();
   }
   tint(nats) { return nats === null ? "transparent" : rgb(oklch(dark() ? 0.62 : 0.72, 0.15, 35), Math.min(0.75, nats / 9)); }
@@ -88,8 +92,8 @@ export class AskView {
     const chosen = token.experts[this.layer] || [], change = this.change(i), style = {};
     if (this.by === "expert" && chosen.length) style["--tint"] = rgb(kind(chosen[0]), dark() ? 0.34 : 0.22);
     if (this.by === "loss") style["--tint"] = this.tint(this.cost(this.found.trace, i));
-    if (this.by === "change" && change !== null) style["--tint"] = rgb(oklch(dark() ? 0.62 : 0.72, 0.15, change > 0 ? 30 : 155), Math.min(0.8, Math.abs(change) * 0.8));
-    if (this.by === "change" && change !== null && Math.abs(change) > 0.05) style["--tone"] = rgb(oklch(0.62, 0.17, change > 0 ? 30 : 155));
+    if (this.compares && change !== null) style["--tint"] = rgb(oklch(dark() ? 0.62 : 0.72, 0.15, change > 0 ? 30 : 155), Math.min(0.8, Math.abs(change) * 0.8));
+    if (this.compares && change !== null && Math.abs(change) > 0.05) style["--tone"] = rgb(oklch(0.62, 0.17, change > 0 ? 30 : 155));
     const marked = this.marked && this.marked.layer === this.layer && chosen.includes(this.marked.expert), cost = this.cost(this.found.trace, i);
     return el("span", { class: "token" + (marked ? " marked" : ""), role: "option", tabIndex: i === this.selected ? 0 : -1, "aria-selected": String(i === this.selected), style, title: `loss ${loss(cost)}` + (change === null ? "" : `, change ${signed(change)}`), onclick: () => this.select(i) }, i ? token.text.replaceAll("\n", "⏎") : "⟨start⟩", this.makeFoot(token, cost, change));
   }
@@ -111,7 +115,7 @@ export class AskView {
     const now = this.found.altered?.tokens[this.selected], cost = this.cost(this.found.trace, this.selected), change = this.change(this.selected);
     const chip = (layer, expert, gate, isNew) => el("button", { class: "chip" + (isNew ? " new" : ""), type: "button", "aria-pressed": String(this.marked?.layer === layer && this.marked?.expert === expert), "aria-label": `Expert ${expert} of layer ${layer}, weight ${gate.toFixed(2)}${isNew ? ", instead" : ""}`, onclick: () => this.mark(layer, expert) }, el("i", { style: { background: rgb(kind(expert)) } }), String(expert), el("small", {}, gate.toFixed(2)));
     fill(this.path, el("h2", {}, this.selected ? shown(token.text).trim() || "space" : "⟨start⟩"),
-      el("p", { class: "note" }, cost === null ? "The beginning." : `It cost ${loss(cost)} nats (${percent(Math.exp(-cost))} sure).`, change !== null && el("span", { class: worse(change) }, ` Now ${signed(change)}.`), token.guess !== null && ` Next the model expects “${token.guess}” (${percent(token.guess_probability)}).`),
+      el("p", { class: "note" }, cost === null ? "The beginning." : `It cost ${loss(cost)} nats (${percent(Math.exp(-cost))} sure).`, change !== null && el("span", { class: worse(change) }, ` ${this.asks_other ? this.nameBeside() + ":" : "Now"} ${signed(change)}.`), token.guess !== null && ` Next the model expects “${token.guess}” (${percent(token.guess_probability)}).`),
       el("ul", { class: "path" }, this.found.trace.layers.map((layer, n) => el("li", {}, `layer ${layer}`, el("div", { class: "row" }, token.experts[n].map((expert, k) => chip(layer, expert, token.gates[n][k])), now && now.experts[n].map((expert, k) => !token.experts[n].includes(expert) && chip(layer, expert, now.gates[n][k], true)))))),
       this.marked && this.makeActions());
   }
@@ -122,9 +126,9 @@ export class AskView {
   }
   makeActions() {
     const { layer, expert } = this.marked, n = this.found.trace.layers.indexOf(layer), many = this.found.trace.tokens.filter((token) => token.experts[n].includes(expert)).length;
-    const change = (how, experts, name) => () => { this.changes = this.changes.filter((c) => c.layer !== layer || c.name !== name); this.changes.push({ how, layer, experts, name }); this.trace(); };
+    const change = (how, experts, name) => () => { this.changes = this.changes.filter((c) => c.layer !== layer || String(c.experts) !== String(experts)); this.changes.push({ how, layer, experts, name }); this.trace(); };
     const guild = this.insight?.communities[layer] && this.insight.communities[layer][expert] >= 0 ? this.insight.communities[layer].flatMap((c, e) => (c === this.insight.communities[layer][expert] ? [e] : [])) : null;
-    return el("div", {}, el("p", { class: "note" }, `Expert ${expert} of layer ${layer} runs for ${many} of ${this.found.trace.tokens.length} tokens.`), el("div", { class: "row" },
+    return el("div", {}, el("p", { class: "note" }, `Expert ${expert} of layer ${layer} runs for ${many} of ${this.found.trace.tokens.length} tokens.` + (guild?.length > 1 ? ` Its guild: the ${guild.length} experts of its community, which work together.` : "")), el("div", { class: "row" },
       el("button", { type: "button", onclick: change("forbid", [expert], `expert ${expert}, layer ${layer}, forbidden`) }, "Forbid it"), el("button", { type: "button", onclick: change("force", [expert], `expert ${expert}, layer ${layer}, forced`) }, "Force it"),
       guild ? [el("button", { type: "button", onclick: change("forbid", guild, `guild of ${guild.length} around expert ${expert}, layer ${layer}, forbidden`) }, `Forbid its guild (${guild.length})`), el("button", { type: "button", onclick: change("force", guild, `guild of ${guild.length} around expert ${expert}, layer ${layer}, forced`) }, "Force its guild")]
         : el("button", { type: "button", onclick: async (e) => { e.target.disabled = true; this.note.textContent = "The model reads some of its own text …"; try { this.insight = await askJson(`/runs/${this.run.id}/look`, {}); this.note.textContent = this.insight.note; } catch (error) { this.note.textContent = error.message; } this.show(); } }, "Find its guild")));
@@ -144,7 +148,7 @@ export class AskView {
         if (piece.text === undefined) { this.seed = piece.seed; continue; }
         written.append(piece.text);
         for (const token of piece.experts) { many++; for (const [n, experts] of token.entries()) libraries[n]?.light(experts); }
-        told.textContent = `${count(many)} tokens, seed ${this.seed}`;
+        told.textContent = `${count(many)} tokens, seed ${this.seed}` + (this.changes.length ? "; none of its experts forbidden or forced" : "");
       }
     } catch (error) { if (!stop.signal.aborted) { this.note.className = "note bad"; this.note.textContent = error.message; } }
     this.story.querySelector(".story")?.setAttribute("aria-busy", "false");
