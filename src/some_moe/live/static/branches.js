@@ -11,7 +11,7 @@ export class BranchView {
     this.curves = el("div", { class: "charts" }, this.losses.node, this.served.node);
     this.text = el("textarea", { "aria-label": "Text to share out", maxLength: 8000, value: "The party agrees to give notice in writing. Once upon a time there was a fox." });
     this.slider = el("input", { type: "range", min: -6, max: 6, step: 0.1, value: 0, oninput: () => { this.say(); this.ask(); } });
-    this.value = el("output", { class: "mono" }); this.back = el("button", { class: "plain", type: "button", onclick: () => { this.slider.value = this.own; this.say(); this.ask(); } }, "the run's own");
+    this.value = el("output", { class: "mono" }); this.back = el("button", { type: "button", onclick: () => { this.slider.value = this.own; this.say(); this.ask(); } }, "Back to the run's own");
     this.note = el("p", { class: "note", role: "status" }); this.bar = el("div", { class: "shares", role: "img" }); this.legend = el("ul", { class: "legend" }); this.tokens = el("div", { class: "tokens" }); this.sum = el("p", { class: "sum" });
     const go = el("button", { class: "first", type: "button", onclick: () => this.ask() }, "Share it out");
     this.node = el("div", { class: "stack" }, this.about, el("section", { class: "panel stack" }, el("h2", {}, "Who serves what"), this.text, el("div", { class: "row" }, go, field("favour", this.slider), this.value, this.back), this.note, this.sum, this.bar, this.legend, this.tokens), this.curves);

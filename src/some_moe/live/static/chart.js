@@ -73,6 +73,7 @@ export class Chart {
     for (const l of this.lines) take(l.y);
     if (this.zero) take(0);
     if (!(high >= low)) { low = this.log ? 0.1 : 0; high = 1; }
+    if (high === low && this.zero && high === 0) high = 1;
     if (high === low) { low -= Math.abs(low) * 0.05 || 0.5; high += Math.abs(high) * 0.05 || 0.5; }
     const map = this.log ? Math.log10 : (y) => y;
     let [y0, y1] = [map(low > 0 || !this.log ? low : high / 1e3), map(high)];
@@ -85,7 +86,7 @@ export class Chart {
       g.fillStyle = ink("--faint"); g.fillText(this.axis(y), LEFT - 7, Y(y));
     }
     g.textBaseline = "alphabetic"; g.fillText(this.unit, LEFT - 7, h - 7); g.textAlign = "center";
-    for (const x of ticks(this.x0, this.x1, w / 110)) g.fillText(short(x), Math.min(w - 16, X(x)), h - 7);
+    for (const x of ticks(this.x0, this.x1, w / 110)) g.fillText(short(x), Math.max(LEFT - 3 + g.measureText(short(x)).width / 2, Math.min(w - 16, X(x))), h - 7);
     g.save(); g.beginPath(); g.rect(LEFT - 4, TOP - 4, w - LEFT - RIGHT + 8, h - TOP - BOTTOM + 8); g.clip();
     let free = Infinity; // names of lines that lie together stand one above the other
     for (const l of [...this.lines].sort((a, b) => a.y - b.y)) {

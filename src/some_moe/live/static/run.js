@@ -52,7 +52,7 @@ export class RunView {
       ...(run.test_loss ? [["Test loss", loss(run.test_loss), "at the best step"]] : []),
       ["Tokens/s", count(run.tokens_per_second), `${short(run.tokens)} so far`],
       ...(run.state === "training" ? [["Time left", duration(run.seconds_left), "at the speed so far"]] : []),
-      ["Experts", run.has_experts ? count(run.experts) : NONE, run.has_experts ? `${run.layers} layers, ${run.top_k} a token` : "a dense model"],
+      ["Experts", run.has_experts ? count(run.experts) : NONE, run.has_experts ? `a layer, of ${run.layers}; ${run.top_k} a token` : "a dense model"],
     ];
     fill(this.numbers, (run.state === "merged" ? [] : numbers).map(([name, value, under]) => el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, value, el("small", {}, under)))));
     const tabs = this.available();
@@ -141,7 +141,7 @@ class Settings {
     this.other.textContent = compared ? store.runs.get(this.against)?.name ?? "" : "";
     this.only_field.hidden = !compared;
     const differs = (row) => compared && JSON.stringify(row[1]) !== JSON.stringify(row[2]);
-    fill(this.table, rows.filter((row) => row[0].toLowerCase().includes(this.words) && (!this.only || !compared || differs(row))).map((row) => el("tr", { class: differs(row) ? "differs" : "" }, el("td", { class: "mono" }, row[0]), el("td", {}, say(row[1]), differs(row) && el("span", { class: "hush" }, " (differs)")), el("td", {}, compared ? say(row[2]) : ""))));
+    fill(this.table, rows.filter((row) => row[0].toLowerCase().includes(this.words) && (!this.only || !compared || differs(row))).map((row) => el("tr", { class: differs(row) ? "differs" : "" }, el("td", { class: "mono" }, row[0].split(/(?<=[._])/).flatMap((part) => [part, el("wbr")])), el("td", {}, say(row[1]), differs(row) && el("span", { class: "hush" }, " (differs)")), el("td", {}, compared ? say(row[2]) : ""))));
     fill(this.env, env.command && el("code", {}, env.command), env.device && el("span", {}, ` on ${env.device}`), env.torch && `, torch ${env.torch}`);
   }
 }
