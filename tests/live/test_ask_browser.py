@@ -161,6 +161,17 @@ def test_text_is_written_while_experts_light_up(page: Any) -> None:
     assert len(page.locator(".story").inner_text()) > len(SENTENCE)
 
 
+def test_the_focus_stays_where_the_keyboard_left_it(page: Any) -> None:
+    focus = "document.activeElement.innerText"
+    page.get_by_role("button", name="Read it").press("Enter")
+    until(page, f"{focus} === 'Read it' && !document.activeElement.disabled", LONG)
+    page.get_by_label("tokens", exact=True).fill("300")
+    page.get_by_role("button", name="Continue it").press("Enter")
+    until(page, f"{focus} === 'Stop'", LONG)
+    page.keyboard.press("Enter")
+    until(page, f"{focus} === 'Continue it'", LONG)
+
+
 def test_writing_can_be_stopped(page: Any) -> None:
     page.get_by_label("tokens", exact=True).fill("1000")
     page.get_by_label("temperature").fill("3")

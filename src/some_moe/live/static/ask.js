@@ -43,6 +43,7 @@ export class AskView {
   // --- reading ---------------------------------------------------------------------------------------------------
   async trace() {
     const turn = (this.turn = (this.turn || 0) + 1), pairs = (how) => this.changes.filter((c) => c.how === how).flatMap((c) => c.experts.map((e) => [c.layer, e]));
+    const had = document.activeElement === this.read; // what is disabled loses the focus
     this.note.className = "note"; this.note.textContent = "The model reads …"; this.read.disabled = true;
     try {
       const text = this.text.value, found = await askJson(`/runs/${this.run.id}/trace`, { text, checkpoint: this.checkpoint, forbid: pairs("forbid"), force: pairs("force") });
@@ -53,7 +54,7 @@ export class AskView {
       if (this.by !== "beside" && (found.altered || other)) this.by = "change";
       this.note.textContent = "";
       if (!this.insight && this.run.analysed) this.insight = await askJson(`/runs/${this.run.id}/insight`).catch(() => null);
-    } catch (error) { this.note.className = "note bad"; this.note.textContent = error.message; } finally { this.read.disabled = false; }
+    } catch (error) { this.note.className = "note bad"; this.note.textContent = error.message; } finally { this.read.disabled = false; if (had && document.activeElement === document.body) this.read.focus({ preventScroll: true }); }
     this.show();
   }
   sameTokens() { const a = this.found.trace.tokens, b = this.beside?.trace.tokens; return b && a.length === b.length && a.every((token, i) => token.text === b[i].text); }
@@ -131,7 +132,7 @@ export class AskView {
     return el("div", {}, el("p", { class: "note" }, `Expert ${expert} of layer ${layer} runs for ${many} of ${this.found.trace.tokens.length} tokens.` + (guild?.length > 1 ? ` Its guild: the ${guild.length} experts of its community, which work together.` : "")), el("div", { class: "row" },
       el("button", { type: "button", onclick: change("forbid", [expert], `expert ${expert}, layer ${layer}, forbidden`) }, "Forbid it"), el("button", { type: "button", onclick: change("force", [expert], `expert ${expert}, layer ${layer}, forced`) }, "Force it"),
       guild ? [el("button", { type: "button", onclick: change("forbid", guild, `guild of ${guild.length} around expert ${expert}, layer ${layer}, forbidden`) }, `Forbid its guild (${guild.length})`), el("button", { type: "button", onclick: change("force", guild, `guild of ${guild.length} around expert ${expert}, layer ${layer}, forced`) }, "Force its guild")]
-        : el("button", { type: "button", onclick: async (e) => { e.target.disabled = true; this.note.textContent = "The model reads some of its own text …"; try { this.insight = await askJson(`/runs/${this.run.id}/look`, {}); this.note.textContent = this.insight.note; } catch (error) { this.note.textContent = error.message; } this.show(); } }, "Find its guild")));
+        : el("button", { type: "button", onclick: async () => { this.note.textContent = "The model reads some of its own text …"; try { this.insight = await askJson(`/runs/${this.run.id}/look`, {}); this.note.textContent = this.insight.note; } catch (error) { this.note.textContent = error.message; } this.show(); } }, "Find its guild")));
   }
 
   // --- writing ---------------------------------------------------------------------------------------------------
@@ -140,7 +141,8 @@ export class AskView {
     this.story.hidden = false;
     fill(this.story, el("h2", {}, "Written"), el("p", { class: "story", "aria-live": "polite", "aria-busy": "true" }, el("span", { class: "given" }, this.text.value), written), told, el("div", { class: "library" }, libraries.map((library) => library.node)));
     const stop = (this.writing = new AbortController()), body = { prompt: this.text.value, checkpoint: this.checkpoint, max_tokens: Math.round(+this.tokens_most.value) || 120, temperature: +this.heat.value };
-    this.write.disabled = this.read.disabled = true; this.stop.hidden = false; this.note.className = "note"; this.note.textContent = "";
+    this.stop.hidden = false; if (document.activeElement === this.write) this.stop.focus();
+    this.write.disabled = this.read.disabled = true; this.note.className = "note"; this.note.textContent = "";
     let many = 0;
     try {
       for await (const line of lines(await ask(`/runs/${this.run.id}/generate`, body, stop.signal))) {
@@ -152,7 +154,8 @@ export class AskView {
       }
     } catch (error) { if (!stop.signal.aborted) { this.note.className = "note bad"; this.note.textContent = error.message; } }
     this.story.querySelector(".story")?.setAttribute("aria-busy", "false");
-    this.write.disabled = this.read.disabled = false; this.stop.hidden = true;
+    this.write.disabled = this.read.disabled = false; if (document.activeElement === this.stop) this.write.focus();
+    this.stop.hidden = true;
   }
 }
 const shown = (text) => text.replaceAll("\n", "⏎\n");

@@ -331,9 +331,11 @@ export class GalaxyView {
     if (chart) { chart.node.className = ""; chart.cursor = this.steps[this.place]; chart.set([{ name: "load", color: kind(0), x: found.load.map((p) => p[0]), y: found.load.map((p) => p[1]) }]); }
   }
   async lookInside() {
+    const had = document.activeElement === this.look;
     this.look.disabled = true; this.note.hidden = false; this.note.textContent = "The model reads some of its own text …";
     try { this.learn(await askJson(`/runs/${this.run.id}/look`, {})); this.note.hidden = true; } catch (error) { this.note.textContent = error.message; }
     this.look.disabled = false;
+    if (had) (this.look.hidden ? this.colours.querySelector("select") : this.look).focus({ preventScroll: true });
   }
   learn(found) {
     if (!found) return;
