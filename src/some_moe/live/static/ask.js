@@ -73,7 +73,7 @@ export class AskView {
     const { trace, altered } = found, same = this.sameTokens();
     this.reading.hidden = false;
     if ((this.by === "change" && !altered) || (this.by === "beside" && !same)) this.by = altered ? "change" : this.compares && same ? "beside" : "expert";
-    const ways = [["expert", "expert"], ["loss", "loss"], ...(altered ? [["change", "change of the loss"]] : []), ...(same ? [["beside", `loss beside ${this.nameBeside()}`]] : [])];
+    const ways = [["expert", "expert"], ["loss", "loss"], ...(altered ? [["change", "change of the loss"]] : []), ...(same ? [["beside", "loss in the other model"]] : [])];
     fill(this.modes, field("layer", choose(trace.layers.map((n) => [String(n), String(n)]), String(this.layer), (n) => { this.layer = +n; this.marked = null; this.show(); })), field("colour by", choose(ways, this.by, (by) => { this.by = by; this.show(); })));
     const mean = (name, value, bits) => [el("b", {}, loss(value)), ` nats a token${bits ? `, ${bits.toFixed(3)} bits a byte` : ""} `, el("small", {}, name)];
     const delta = (value) => el("span", { class: worse(value) }, ` (${signed(value)})`);

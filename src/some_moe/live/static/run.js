@@ -52,7 +52,7 @@ export class RunView {
       ...(run.test_loss ? [["Test loss", loss(run.test_loss), "at the best step"]] : []),
       ["Tokens/s", count(run.tokens_per_second), `${short(run.tokens)} so far`],
       ...(run.state === "training" ? [["Time left", duration(run.seconds_left), "at the speed so far"]] : []),
-      ["Experts", run.has_experts ? count(run.experts) : NONE, run.has_experts ? `a layer, of ${run.layers}; ${run.top_k} a token` : "a dense model"],
+      ["Experts", run.has_experts ? count(run.experts) : NONE, run.has_experts ? `× ${run.layers} layers, ${run.top_k} a token` : "a dense model"],
     ];
     fill(this.numbers, (run.state === "merged" ? [] : numbers).map(([name, value, under]) => el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, value, el("small", {}, under)))));
     const tabs = this.available();
