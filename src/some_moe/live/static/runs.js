@@ -46,6 +46,7 @@ export class RunsView {
     this.none.hidden = shown.length > 0;
     this.none.textContent = runs.length ? "No run is like that." : "No runs yet; some train makes one.";
     this.drawQueues();
+    this.draw(); // curves may have come before it was known which are shown
     this.fetchCurves();
   }
 
