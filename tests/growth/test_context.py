@@ -1,5 +1,6 @@
 """Branches that look back: what came before a token has a say, what comes after has none; a cache changes nothing."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,25 @@ from torch import Tensor
 
 import some_moe
 from some_moe.config import ConfigError, GravityConfig, ModelConfig
-from some_moe.growth.context import FADES, ContextRouter
+from some_moe.growth.context import FADES, ContextRouter, lean_on, let_speak
 from some_moe.growth.keys import calibrate, score_margins
+from some_moe.growth.library import widen
 from some_moe.growth.opening import read_grown
 from some_moe.model.attention import Cache
-from some_moe.model.layer import SomeLayer
 from some_moe.model.router import KeyRouter
 from some_moe.model.tokens import TokenInfo
+from some_moe.model.transformer import SomeLM
+from some_moe.system.records import Branch
 from some_moe.training.runs import Run
 from tests.shared.tiny import A1, TINY
 from tests.shared.typed import refused
 
-FEW: dict[str, Any] = {"experts": 3, "steps": 4, "changes": {"data.batch_size": 4}, "display": False}
+FEW: dict[str, Any] = {
+    "experts": 3,
+    "steps": 4,
+    "changes": {"data.batch_size": 4, "train.learning_rate": 3e-3},
+    "display": False,
+}
 COSINE = {"model.trainability": "full", "model.score": "cosine", "model.center_queries": True}
 SIZES, TOP_K = (2, 1), 2
 
@@ -39,67 +47,115 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def make_layer(*weights: float) -> tuple[SomeLayer, ContextRouter]:
-    """Six experts of a base, and branches of two and one."""
-    config = ModelConfig(d_model=16, num_heads=2, num_experts=9, d_ffn=8, top_k=TOP_K, score="cosine")
-    layer = SomeLayer(config, GravityConfig.off())
-    router = layer.key_router
-    assert router is not None
-    router.__class__ = ContextRouter
+def make_model(*weights: float) -> SomeLM:
+    """A base of six experts, and branches of two and one, whose words say what was drawn."""
+    config = ModelConfig(
+        d_model=16, num_heads=2, num_experts=6, num_layers=2, d_ffn=8, top_k=TOP_K, vocab_size=300, score="cosine"
+    )
+    how: dict[str, Any] = {"trainability": "full"}
+    branches = [
+        Branch(name=str(n), experts=size, looks_back=weight, **how)
+        for n, (size, weight) in enumerate(zip(SIZES, weights, strict=True))
+    ]
+    model = widen(SomeLM(config, GravityConfig.off()), branches)
+    for number, words in enumerate(words_of(model)):
+        words.copy_(torch.randn(300, generator=torch.Generator().manual_seed(number)))
+    return model
+
+
+def words_of(model: SomeLM) -> list[Tensor]:
+    return [value for name, value in model.named_buffers() if ".branches." in name and name.endswith(".words")]
+
+
+def router_of(model: SomeLM) -> ContextRouter:
+    router = model.layers[-1].key_router
     assert isinstance(router, ContextRouter)
-    router.sizes, router.weights, router.layer, router.info = SIZES, weights, 0, None
-    return layer, router
+    return router
 
 
-def draw_queries(*shape: int) -> Tensor:
-    return torch.randn(*shape, 16, generator=torch.Generator().manual_seed(1))
+def draw_tokens(*shape: int) -> Tensor:
+    return torch.randint(3, 300, shape, generator=torch.Generator().manual_seed(1))
 
 
 def test_what_came_before_a_token_has_a_say_and_what_comes_after_has_none() -> None:
-    _, router = make_layer(3.0, 2.0)
-    query = draw_queries(2, 8)
-    scores = router.score(query)
-    leaning = router.lean(scores, TOP_K)
+    model = make_model(3.0, 2.0)
+    router, ids = router_of(model), draw_tokens(2, 8)
+    leaning = router.lean(ids)
+    assert leaning.shape == (2, 8, 9)
     assert not leaning[..., :6].any()
     assert torch.equal(leaning[..., 6], leaning[..., 7])
-    spoke = scores[0, :3, 8] - scores[0, :3, :6].topk(TOP_K, dim=-1).values[:, -1]
-    weights = torch.tensor([FADES**2, FADES, 1.0])
-    assert leaning[0, 2, 8].item() == pytest.approx(2 * float((weights * spoke).sum() / weights.sum()), rel=1e-5)
-    later = query.clone()
-    later[:, 5:] += 1
-    assert torch.equal(router.lean(router.score(later), TOP_K)[:, :5], leaning[:, :5])
-    assert not torch.equal(router.lean(router.score(later), TOP_K)[:, 5:], leaning[:, 5:])
+    for expert, number, weight in ((6, 0, 3.0), (8, 1, 2.0)):
+        said = words_of(model)[number][ids[0, :3]]
+        total = FADES**2 * said[0] + FADES * said[1] + said[2]
+        assert leaning[0, 2, expert].item() == pytest.approx(weight * float(total), rel=1e-5)
+    later = ids.clone()
+    later[:, 5:] = 3 + (later[:, 5:] + 1) % 297
+    assert torch.equal(router.lean(later)[:, :5], leaning[:, :5])
+    assert not torch.equal(router.lean(later)[:, 5:], leaning[:, 5:])
+
+
+def test_a_word_says_how_much_likelier_it_is_in_the_branchs_text() -> None:
+    model = make_model(3.0, 0.0)
+    new, old = torch.zeros(300, dtype=torch.int64), torch.zeros(300, dtype=torch.int64)
+    new[:6], old[:6] = torch.tensor([9, 9, 0, 40, 0, 10]), torch.tensor([1, 1, 0, 0, 40, 10])
+    let_speak(model, new, old)
+    (words,) = words_of(model)
+    assert not words[:3].any()  # marks
+    longer = math.log((new.sum() + 150) / (old.sum() + 150))
+    for number, times in ((3, 40.5 / 0.5), (4, 0.5 / 40.5), (5, 1.0), (6, 1.0)):
+        assert words[number].item() == pytest.approx(math.log(times) - longer, rel=1e-4)
+
+
+def test_every_layer_leans_alike() -> None:
+    model, ids = make_model(3.0, 2.0), draw_tokens(2, 8)
+    routers = [layer.key_router for layer in model.layers]
+    first, last = (router.lean(ids) for router in routers if isinstance(router, ContextRouter))
+    assert torch.equal(first, last)
 
 
 def test_documents_of_one_row_are_strangers() -> None:
-    _, router = make_layer(3.0, 2.0)
-    scores = router.score(draw_queries(2, 8))
+    router, ids = router_of(make_model(3.0, 2.0)), draw_tokens(2, 8)
     segments = torch.tensor([[0] * 3 + [1] * 5] * 2)
-    router.info = TokenInfo.of((2, 8), torch.device("cpu"), segments=segments)
-    apart = router.lean(scores, TOP_K)
-    router.info = None
+    apart = router.lean(ids, TokenInfo.of((2, 8), torch.device("cpu"), segments=segments))
     for part in (slice(3), slice(3, None)):
-        assert torch.allclose(apart[:, part], router.lean(scores[:, part], TOP_K), atol=1e-5)
+        assert torch.allclose(apart[:, part], router.lean(ids[:, part]), atol=1e-5)
 
 
 def test_weight_zero_chooses_as_if_nothing_looked_back() -> None:
-    _, router = make_layer(0.0, 0.0)
-    query = draw_queries(2, 8)
-    assert all(
-        torch.equal(a, b) for a, b in zip(router.choose(query, 2), KeyRouter.choose(router, query, 2), strict=True)
-    )
+    assert all(type(layer.key_router) is KeyRouter for layer in make_model(0.0, 0.0).layers)
+    model = make_model(0.0, 2.0)
+    for words in words_of(model):
+        words.fill_(-1e3)  # what looks back is never chosen, and moves nothing else
+    router, query, ids = router_of(model), torch.randn(2, 8, 16), draw_tokens(2, 8)
+    router.info = TokenInfo.of((2, 8), torch.device("cpu"), ids=ids)
+    found = router.choose(query, TOP_K)[0]
+    router.state.bias[8] = -1e4
+    assert torch.equal(found, KeyRouter.choose(router, query, TOP_K)[0])
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2])
-def test_the_bias_is_set_by_what_is_chosen_in_context(share: float) -> None:
-    layer, router = make_layer(3.0, 2.0)
+def test_a_branch_has_one_bias_set_by_what_is_chosen_in_context(share: float) -> None:
+    model = make_model(3.0, 2.0)
+    layer, router = model.layers[0], router_of(model)
     lengths = [20, 50, 30] * 40
-    queries = draw_queries(sum(lengths))
-    router.state.bias[6:] = calibrate(layer, queries, 6, share, lengths)
-    chosen = score_margins(layer, queries, 6, lengths) + router.state.bias[6:] > 0
-    assert chosen.double().mean(0).tolist() == pytest.approx([share / 3] * 3, abs=1e-3)
-    used = torch.cat([(router.choose(row[None], TOP_K)[0][0] >= 6).any(-1) for row in queries.split(lengths)])
-    assert int((used != chosen.any(1)).sum()) <= 3  # each expert's last token lies on the border
+    ids, queries = draw_tokens(sum(lengths)), torch.randn(sum(lengths), 16)
+    leaning = lean_on(model, ids, lengths)
+    assert leaning is not None
+    rows = list(ids.split(lengths))
+    assert torch.allclose(leaning[20:70], router.lean(rows[1][None])[0], atol=1e-5)
+    bias = calibrate(layer, queries, 6, share, leaning)
+    assert len(set(bias.tolist())) == 1
+    chosen = (score_margins(layer, queries, 6, leaning) + bias > 0).any(1)
+    assert float(chosen.double().mean()) == pytest.approx(share / 3, abs=1e-3)
+    first = layer.key_router
+    assert isinstance(first, ContextRouter)
+    first.state.bias[6:] = bias
+    used = []
+    for row, query in zip(rows, queries.split(lengths), strict=True):
+        first.info = TokenInfo.of((1, len(row)), torch.device("cpu"), ids=row[None])
+        used.append((first.choose(query[None], TOP_K)[0][0] >= 6).any(-1))
+    assert int((torch.cat(used) != chosen).sum()) <= 1  # the last token lies on the border
+    assert not calibrate(layer, queries, 6, share, leaning - 1e3).any()  # what speaks against it is not overruled
 
 
 def logits_of(run: Run) -> Tensor:

@@ -30,7 +30,6 @@ def test_the_bias_gives_new_experts_the_share_that_was_asked_for(score: str, sha
     config = ModelConfig(d_model=16, num_heads=2, num_experts=12, d_ffn=8, top_k=2, score=score)  # type: ignore[arg-type]
     layer = SomeLayer(config, GravityConfig.off())
     queries = torch.randn(4000, 16, generator=torch.Generator().manual_seed(1))
-    lengths = [len(queries)]
-    chosen = score_margins(layer, queries, 8, lengths) + calibrate(layer, queries, 8, share, lengths) > 0
+    chosen = score_margins(layer, queries, 8) + calibrate(layer, queries, 8, share) > 0
     assert chosen.double().mean(0).tolist() == pytest.approx([share / 4] * 4, abs=1e-3)  # an equal part each
     assert 0.6 * share < float(chosen.any(1).double().mean()) <= share + 1e-3

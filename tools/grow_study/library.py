@@ -128,7 +128,7 @@ def set_bias(model: SomeLM, known: Queries, share: float) -> None:
         assert layer.state is not None
         old = layer.library.up.shape[0]
         layer.state.bias[old:] = 0
-        layer.state.bias[old:] = calibrate(layer, queries, old, share, known.lengths)
+        layer.state.bias[old:] = calibrate(layer, queries, old, share)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.data.dataset import Dataset, prepare, settle_data
 from some_moe.environment import describe_device
 from some_moe.errors import in_a_sentence
+from some_moe.growth.context import lean_on, let_speak
 from some_moe.growth.keys import Queries, calibrate, collect_queries, score_margins, spread_keys
 from some_moe.growth.library import BranchedLibrary, rest, widen, widen_config
 from some_moe.growth.opening import GROWN, digest_base, let_learn, open_base, read_grown, refuse_favour
@@ -176,6 +177,8 @@ def begin_branch(model: SomeLM, new: Queries, kept: Queries, share: float, seed:
     """
     generator = torch.Generator().manual_seed(seed)
     reached = 0.0
+    let_speak(model, new.counts, kept.counts)
+    of_new, of_kept = (lean_on(model, text.ids, text.lengths) for text in (new, kept))
     for layer, queries, known in zip(model.layers, new.layers, kept.layers, strict=True):
         state, library = layer.state, layer.library
         assert state is not None
@@ -192,8 +195,8 @@ def begin_branch(model: SomeLM, new: Queries, kept: Queries, share: float, seed:
             if place is not None:
                 place[num_old:].copy_(keys * place[:num_old].norm(dim=-1).mean())
         branch.begin(library.base, near, generator)  # type: ignore[operator]
-        state.bias[num_old:] = calibrate(layer, known, num_old, share, kept.lengths)
-        chosen = score_margins(layer, queries, num_old, new.lengths) + state.bias[num_old:] > 0
+        state.bias[num_old:] = calibrate(layer, known, num_old, share, of_kept)
+        chosen = score_margins(layer, queries, num_old, of_new) + state.bias[num_old:] > 0
         reached += float(chosen.any(1).double().mean()) / len(model.layers)
     return reached
 

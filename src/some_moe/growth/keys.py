@@ -15,7 +15,6 @@ from torch import Tensor
 from some_moe.config import RunConfig
 from some_moe.data.batches import Batches, Rows
 from some_moe.data.tokenizer import BOS, EOS
-from some_moe.growth.context import ContextRouter
 from some_moe.model.layer import SomeLayer
 from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import evaluation_batches, forward
@@ -30,13 +29,16 @@ class Queries(NamedTuple):
     """Of a text, as each layer's keys meet it."""
 
     layers: list[Tensor]  # (T, D) each, row after row
+    ids: Tensor  # (T,) the tokens
     lengths: list[int]  # of the rows
+    counts: Tensor  # (V,) of all words of the text
 
 
 @torch.no_grad()
 def collect_queries(model: SomeLM, rows: Rows, config: RunConfig) -> Queries:
     """The queries of a text's rows, in an order that is drawn, as far as they are looked at."""
     found: list[list[Tensor]] = [[] for _ in model.layers]
+    ids: list[Tensor] = []
     lengths: list[int] = []
     device = model.embedding.weight.device
     shuffled = Batches(
@@ -49,12 +51,15 @@ def collect_queries(model: SomeLM, rows: Rows, config: RunConfig) -> Queries:
             assert layer.state is not None
             query = routing.query[batch.real].float()
             kept.append(query if layer.state.query_mean is None else query - layer.state.query_mean)
+        ids.append(batch.inputs[batch.real])
         lengths += batch.real.sum(1).tolist()
         if sum(lengths) >= MOST_TOKENS:
             break
     ends = np.minimum(np.cumsum([0, *lengths]), MOST_TOKENS)
     cut = [length for length in np.diff(ends).tolist() if length]
-    return Queries([torch.cat(queries)[:MOST_TOKENS] for queries in found], cut)
+    counts = torch.from_numpy(np.bincount(rows.ids, minlength=model.embedding.num_embeddings)).to(device)
+    layers = [torch.cat(queries)[:MOST_TOKENS] for queries in found]
+    return Queries(layers, torch.cat(ids)[:MOST_TOKENS], cut, counts)
 
 
 def spread_keys(queries: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -76,29 +81,32 @@ def spread_keys(queries: Tensor, count: int, generator: torch.Generator) -> Tens
     return keys
 
 
-def score_margins(layer: SomeLayer, queries: Tensor, num_old: int, lengths: list[int]) -> Tensor:
+def score_margins(layer: SomeLayer, queries: Tensor, num_old: int, leaning: Tensor | None = None) -> Tensor:
     """By how much each new expert, without a bias, beats the last that each token would choose of the base (T, N).
 
-    queries (T, D) of rows of these lengths.
+    queries (T, D). leaning (T, E): what the text before each token adds to its scores.
     """
     router, top_k = layer.key_router, layer.model.top_k
     assert router is not None
     scores = router.score(queries)
     old = scores[:, :num_old] + router.state.bias[:num_old]
-    if isinstance(router, ContextRouter):
-        scores = scores + router.lean_by_row(scores, top_k, lengths)
-    return scores[:, num_old:] - old.topk(top_k, dim=-1).values[:, -1:]
+    new = scores[:, num_old:] if leaning is None else scores[:, num_old:] + leaning[:, num_old:]
+    return new - old.topk(top_k, dim=-1).values[:, -1:]
 
 
 @torch.no_grad()
-def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float, lengths: list[int]) -> Tensor:
+def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float, leaning: Tensor | None = None) -> Tensor:
     """The bias (N,) at which new experts together are chosen for at most that share of the tokens of queries (T, D).
 
     Each may have an equal part of it: one whose key lies among the old text's queries is held back, the others are not.
+    A branch that looks back is chosen as a whole: it has one bias, and none that would overrule what its words say.
     """
-    margins = score_margins(layer, queries, num_old, lengths)
+    margins = score_margins(layer, queries, num_old, leaning)
     count, experts = margins.shape
-    return -margins.kthvalue(max(1, math.ceil(count * (1 - share / experts))), dim=0).values
+    if leaning is not None:
+        margins = margins.amax(1, keepdim=True).clamp(min=0).expand_as(margins)
+    place = max(1, math.ceil(count * (1 - share / experts))) - 1
+    return -margins.sort(dim=0).values[place]  # `kthvalue` has no deterministic form on a GPU
 
 
 @torch.no_grad()
