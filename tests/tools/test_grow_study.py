@@ -125,7 +125,7 @@ def make_up(gained: dict[str, float], seeds: tuple[int, ...] = (0, 1, 2)) -> dic
                 worse = 0.1 * (rate != METHODS[name].rates[1])
                 points = enumerate((0.0, 0.04, 0.3), -1)
                 rows = [row(at, lost, (best - worse) * (0.5, 1, 1.5)[at + 1], seed) for at, lost in points]
-                told = {"told": [row(0, 0, 1.05, seed)], "told_stored_bytes": 10**6}
+                told = {"told": [row(0, 0, 1.05, seed)], "told_stored_bytes": 10**6, "by_words": rows}
                 alone = {"law": {"stories": 3.01, "law": 4.0}, "code": {"stories": 3.01, "code": 5.0}}
                 pairs = {"law+code": {"stories": 3.02, "law": 4.1, "code": 5.1}}
                 cell = {
@@ -365,6 +365,10 @@ def test_every_method_runs_and_the_page_shows_it(study: Study, tmp_path: Path) -
         )
     held = results["adapters"]["rows"][0]["test"]
     assert held["base"] == results["adapters"]["told"][0]["test"]["base"]  # told or held back, old text is the base's
+    told = results["grow-context"]["told"][0]["test"]
+    assert told["base"] == read(of_all, Cell("base", 0, family="gravity"))["rows"][0]["test"]["base"]
+    by_words, told = results["adapters"]["by_words"][-1]["test"], results["adapters"]["told"][0]["test"]
+    assert by_words["gained"] == pytest.approx(told["gained"], abs=0.05)  # these texts have words of their own
     alike = [results[name]["rows"][-1]["test"]["gained"] for name in ("grow", "grow-wide", "grow-context")]
     assert len({*alike}) == 3
     page = make_page(of_all.out, tmp_path / "docs" / "studies" / "grow.md")

@@ -26,7 +26,7 @@ def count_work(cell: Cell, size: Size, num_domains: int, num_texts: int) -> tupl
         points = {"adapters": apart, "arithmetic": len(FACTORS) + apart}.get(cell.method, len(SHARES))
     if cell.method == "gate":
         steps = num_domains * size.gate_steps
-    elif cell.method == "grow":  # each alone, and two by two
+    elif cell.method in ("grow", "grow-context"):  # each alone, and two by two; each where it is told its text
         points += num_domains
     return steps, points * of_model
 

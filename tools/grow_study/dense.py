@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from some_moe.data.batches import Rows
+from some_moe.growth.context import weigh_words
 from some_moe.model.linear import Linear
 from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import evaluation_batches, forward
@@ -20,6 +21,8 @@ from tools.grow_study.bench import MIXED, Bench, Losses, base_config, row_of
 from tools.grow_study.plan import FACTORS, LEANINGS, REPLAY, SHARES
 
 Weights = dict[str, Tensor]
+Scores = Mapping[str, Mapping[str, Tensor]]  # of one model: by split and text, as `Bench.score_rows`
+Nearness = Mapping[str, Mapping[str, Tensor]]  # of the rows of a split and text to each model: (R, A)
 
 
 def weights_of(model: SomeLM) -> Weights:
@@ -90,7 +93,8 @@ def adapt(bench: Bench, domain: str, rate: float) -> tuple[SomeLM, int]:
 
 
 def learn_adapters(bench: Bench, rate: float) -> dict[str, Any]:
-    """An adapter a domain; each row takes that whose prototype is nearest, or the base. Beside it: the domain told.
+    """An adapter a domain; each row takes that whose prototype is nearest, or the base. Beside it: that for which its
+    words speak; and the domain told.
 
     A row is known by all of its text, before any of it is scored: that favours this control.
     """
@@ -108,6 +112,15 @@ def learn_adapters(bench: Bench, rate: float) -> dict[str, Any]:
         split: {name: cosines(describe_rows(bench, rows) - middle, prototypes - middle) for name, rows in of.items()}
         for split, of in bench.scored.items()
     }
+    rows = choose_rows(bench, scores, nearness)
+    told = [row_of(0.0, tell(bench, scores))]
+    stored = size + prototypes.numel()
+    found = {"rows": rows, "trained": size, "stored": stored, "told": told, "told_stored": stored}
+    return found | {"by_words": choose_rows(bench, scores, hear_rows(bench))}
+
+
+def choose_rows(bench: Bench, scores: list[Scores], nearness: Nearness) -> list[dict[str, Any]]:
+    """The curve of models each of which takes the rows that are nearest to it, the base's held back or not."""
     rows = []
     for leaning in LEANINGS:
 
@@ -117,9 +130,23 @@ def learn_adapters(bench: Bench, rate: float) -> dict[str, Any]:
             return pick(scores, split, name, near.argmax(1))
 
         rows.append(row_of(leaning, bench.summarize(score)))
-    told = [row_of(0.0, tell(bench, scores))]
-    stored = size + prototypes.numel()
-    return {"rows": rows, "trained": size, "stored": stored, "told": told, "told_stored": stored}
+    return rows
+
+
+def hear_rows(bench: Bench) -> Nearness:
+    """What the words of a row say for each domain, on the mean, as they do in a library that looks back."""
+    old = count_words(bench.written, bench.vocab_size)
+    texts = [count_words(bench.text(domain).train, bench.vocab_size) for domain in bench.study.domains]
+    words = torch.stack([torch.zeros(bench.vocab_size), *(weigh_words(new, old) for new in texts)], -1)  # (V, A)
+
+    def hear(rows: Rows) -> Tensor:
+        return torch.stack([words[torch.from_numpy(rows[row].astype(np.int64))].mean(0) for row in range(len(rows))])
+
+    return {split: {name: hear(rows) for name, rows in of.items()} for split, of in bench.scored.items()}
+
+
+def count_words(rows: Rows, vocab_size: int) -> Tensor:
+    return torch.from_numpy(np.bincount(rows.ids, minlength=vocab_size))
 
 
 def first_rows(rows: Rows, number: int) -> Rows:
@@ -147,8 +174,6 @@ def describe_rows(bench: Bench, rows: Rows) -> Tensor:
 
 
 # --- who is told the domain -----------------------------------------------------------------------------------
-
-Scores = Mapping[str, Mapping[str, Tensor]]  # of one model: by split and text, as `Bench.score_rows`
 
 
 def score_rows(bench: Bench, model: SomeLM) -> Scores:

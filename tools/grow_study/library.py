@@ -1,10 +1,10 @@
 """Branches of one base, found by keys: by gravity's, by gradient, by one centroid a domain, by gates trained for each;
-and by gravity's keys with an eye on the text before a token.
+and by gravity's keys with an eye on the text before a token, beside which each branch is told its own text.
 
 Shapes: B rows, T positions, N new experts, D model width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from some_moe.model.transformer import SomeLM
 from some_moe.system.files import write_tensors
 from some_moe.system.records import Branch
 from tools.grow_study.bench import Bench, row_of
+from tools.grow_study.dense import Scores, score_rows, tell
 from tools.grow_study.plan import FAVOURS
 
 WIDE = 0.1  # share of kept text that branches of `grow-wide` may have while they learn
+FORCED = 1e4  # a favour that leaves the base nothing
 CONTEXT = 3.0  # as `some grow --looks-back 3`
 
 
@@ -40,7 +42,9 @@ def run(bench: Bench, method: str, rate: float, grown_rate: float) -> dict[str, 
         else:
             parts[domain] = grow(bench, method, domain, rate, known)
     found: dict[str, Any] = {"rows": score_curve(bench, list(parts.values()))}
-    found["trained"] = found["stored"] = sum(count(part) for part in parts.values())
+    if method == "grow-context":
+        found["told"] = [row_of(0.0, tell(bench, [score_rows(bench, bench.base), *force(bench, parts)]))]
+    found["trained"] = found["stored"] = found["told_stored"] = sum(count(part) for part in parts.values())
     if method in ("grow", "gradient"):
         found["alone"] = {name: brief(bench, [part], [name]) for name, part in parts.items()}
     if method == "grow":
@@ -61,6 +65,15 @@ def score_curve(bench: Bench, parts: list[Part]) -> list[dict[str, Any]]:
         before = favour
         rows.append(row_of(favour, bench.score(model)))
     return rows
+
+
+@torch.no_grad()
+def force(bench: Bench, parts: Mapping[str, Part]) -> Iterator[Scores]:
+    """What each branch gives where it serves every token, alone: how it learned, without how it is chosen."""
+    for part in parts.values():
+        model = merged(bench, [part])
+        set_favour(model, FORCED)
+        yield score_rows(bench, model)
 
 
 def brief(bench: Bench, parts: list[Part], names: list[str]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from tools.grow_study.plan import (
     FAMILIES,
     LIMITS,
     METHODS,
+    PLACE,
     TOLD,
     Cell,
     best_point,
@@ -31,7 +32,7 @@ OURS = "grow"  # as `some grow` makes it
 LOOKING_BACK = "grow-context"
 AHEAD, WITHIN = 0.05, 0.1  # nats, of the claim
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by the number of seeds
-CEILINGS = ("adapters-told", "alone-told", "joint", "joint-dense")
+CEILINGS = ("grow-told", "adapters-told", "alone-told", "joint", "joint-dense")
 Row = dict[str, Any]
 
 
@@ -69,7 +70,8 @@ class Results:
         return {seed: cell for seed, cell in found.items() if cell is not None and self.base(method, seed) is not None}
 
     def rows(self, method: str, seed: int) -> list[Row]:
-        found: list[Row] = self.records(method)[seed]["told" if method in BESIDE else "rows"]
+        place = PLACE.get(method, "told") if method in BESIDE else "rows"
+        found: list[Row] = self.records(method)[seed][place]
         return found
 
     def lost(self, method: str, seed: int, row: Row, split: str = "test") -> float:

@@ -15,7 +15,7 @@ CHOSEN_AT = 0.05  # rates are chosen by what is gained at this loss
 MOST_MORE = 2  # rates beyond those given that are tried, where the best lies at an end
 OLD, TOLD = "old text", "labels"
 # The points of a method's curve.
-FAVOURS = (-6.0, -4.0, -3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 4.5)
+FAVOURS = (-28.0, -14.0, -7.0, -3.5, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0)  # of what looks back low ones too
 SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of the way from the base
 FACTORS = (0.02, 0.05, 0.1, 1 / 6, 0.25, 0.35, 0.5, 0.7, 1.0)  # of each domain's change; a sixth of six is the soup
 LEANINGS = (-1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5)  # towards adapters, in cosines
@@ -79,12 +79,14 @@ METHODS = {
     "grow-lora": Method(words="library, low-rank branches", family="gravity", rates=LOW_RANK),
     "grow-wide": Method(words="library, learned with more text", family="gravity", rates=BRANCH),
     "grow-context": Method(words="library, looking back", family="gravity", rates=BRANCH),
+    "grow-told": Method(words="library, domain told", family="gravity", rates=(), needs=TOLD),
     "gradient": Method(words="gradient keys", family="gradient", rates=BRANCH),
     "centroid": Method(words="one centroid a domain", family="gravity", rates=BRANCH),
     "gate": Method(words="a gate for each expert", family="gravity", rates=(3e-3, 1e-2, 3e-2)),
     "turn": Method(words="dense, in turn, interpolated", family="dense", rates=WHOLE),
     "arithmetic": Method(words="dense, soup and task arithmetic", family="dense", rates=WHOLE),
     "adapters": Method(words="adapters by nearest prototype", family="dense", rates=LOW_RANK),
+    "adapters-words": Method(words="adapters by words", family="dense", rates=()),
     "adapters-told": Method(words="adapters, domain told", family="dense", rates=(), needs=TOLD),
     "alone-told": Method(words="dense alone, domain told", family="dense", rates=(), needs=TOLD),
     "replay-written": Method(words="in turn, 20 % written by the base", family="dense", rates=WHOLE),
@@ -95,7 +97,13 @@ METHODS = {
     "joint-dense": Method(words="joint, dense", family="dense", rates=(6e-4, 1.2e-3, 2.4e-3), needs=OLD),
 }
 # Measured in the cells of another method, from the same models.
-BESIDE = {"adapters-told": "adapters", "alone-told": "arithmetic"}
+BESIDE = {
+    "grow-told": "grow-context",
+    "adapters-words": "adapters",
+    "adapters-told": "adapters",
+    "alone-told": "arithmetic",
+}
+PLACE = {"adapters-words": "by_words"}  # of their rows in that cell; of others it is `told`
 FAMILIES = ("gravity", "gradient", "dense")
 REPLAY = {"turn": 0.0, "replay-1": 0.01, "replay-5": 0.05, "replay-20": 0.2, "replay-written": 0.2}
 
