@@ -10,13 +10,12 @@ from torch import Tensor
 
 import some_moe
 from some_moe.config import ConfigError, GravityConfig, ModelConfig
-from some_moe.growth.context import FADES, ContextRouter, lean_on, let_speak
+from some_moe.growth.context import FADES, Context, lean_on, let_speak
 from some_moe.growth.keys import calibrate, score_margins
 from some_moe.growth.library import widen
 from some_moe.growth.opening import read_grown
 from some_moe.model.attention import Cache
 from some_moe.model.router import KeyRouter
-from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
 from some_moe.system.records import Branch
 from some_moe.training.runs import Run
@@ -67,10 +66,9 @@ def words_of(model: SomeLM) -> list[Tensor]:
     return [value for name, value in model.named_buffers() if ".branches." in name and name.endswith(".words")]
 
 
-def router_of(model: SomeLM) -> ContextRouter:
-    router = model.layers[-1].key_router
-    assert isinstance(router, ContextRouter)
-    return router
+def context_of(model: SomeLM) -> Context:
+    assert isinstance(model.context, Context)
+    return model.context
 
 
 def draw_tokens(*shape: int) -> Tensor:
@@ -79,8 +77,8 @@ def draw_tokens(*shape: int) -> Tensor:
 
 def test_what_came_before_a_token_has_a_say_and_what_comes_after_has_none() -> None:
     model = make_model(3.0, 2.0)
-    router, ids = router_of(model), draw_tokens(2, 8)
-    leaning = router.lean(ids)
+    context, ids = context_of(model), draw_tokens(2, 8)
+    leaning = context.lean(ids)
     assert leaning.shape == (2, 8, 9)
     assert not leaning[..., :6].any()
     assert torch.equal(leaning[..., 6], leaning[..., 7])
@@ -90,8 +88,8 @@ def test_what_came_before_a_token_has_a_say_and_what_comes_after_has_none() -> N
         assert leaning[0, 2, expert].item() == pytest.approx(weight * float(total), rel=1e-5)
     later = ids.clone()
     later[:, 5:] = 3 + (later[:, 5:] + 1) % 297
-    assert torch.equal(router.lean(later)[:, :5], leaning[:, :5])
-    assert not torch.equal(router.lean(later)[:, 5:], leaning[:, 5:])
+    assert torch.equal(context.lean(later)[:, :5], leaning[:, :5])
+    assert not torch.equal(context.lean(later)[:, 5:], leaning[:, 5:])
 
 
 def test_a_word_says_how_much_likelier_it_is_in_the_branchs_text() -> None:
@@ -106,54 +104,63 @@ def test_a_word_says_how_much_likelier_it_is_in_the_branchs_text() -> None:
         assert words[number].item() == pytest.approx(math.log(times) - longer, rel=1e-4)
 
 
-def test_every_layer_leans_alike() -> None:
+def test_every_layer_leans_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = make_model(3.0, 2.0), draw_tokens(2, 8)
-    routers = [layer.key_router for layer in model.layers]
-    first, last = (router.lean(ids) for router in routers if isinstance(router, ContextRouter))
+    met: list[Tensor | None] = []
+    choose = KeyRouter.choose
+
+    def listen(self: KeyRouter, query: Tensor, top_k: int, leaning: Tensor | None = None) -> Any:
+        met.append(leaning)
+        return choose(self, query, top_k, leaning)
+
+    monkeypatch.setattr(KeyRouter, "choose", listen)
+    model(ids)
+    first, last = met
+    assert first is not None
+    assert last is not None
     assert torch.equal(first, last)
+    assert torch.equal(first, context_of(model).lean(ids))
 
 
 def test_documents_of_one_row_are_strangers() -> None:
-    router, ids = router_of(make_model(3.0, 2.0)), draw_tokens(2, 8)
-    segments = torch.tensor([[0] * 3 + [1] * 5] * 2)
-    apart = router.lean(ids, TokenInfo.of((2, 8), torch.device("cpu"), segments=segments))
+    context, ids = context_of(make_model(3.0, 2.0)), draw_tokens(2, 8)
+    apart = context.lean(ids, torch.tensor([[0] * 3 + [1] * 5] * 2))
     for part in (slice(3), slice(3, None)):
-        assert torch.allclose(apart[:, part], router.lean(ids[:, part]), atol=1e-5)
+        assert torch.allclose(apart[:, part], context.lean(ids[:, part]), atol=1e-5)
 
 
 def test_weight_zero_chooses_as_if_nothing_looked_back() -> None:
-    assert all(type(layer.key_router) is KeyRouter for layer in make_model(0.0, 0.0).layers)
+    assert make_model(0.0, 0.0).context is None
     model = make_model(0.0, 2.0)
     for words in words_of(model):
         words.fill_(-1e3)  # what looks back is never chosen, and moves nothing else
-    router, query, ids = router_of(model), torch.randn(2, 8, 16), draw_tokens(2, 8)
-    router.info = TokenInfo.of((2, 8), torch.device("cpu"), ids=ids)
-    found = router.choose(query, TOP_K)[0]
+    router, query = model.layers[-1].key_router, torch.randn(2, 8, 16)
+    assert router is not None
+    found = router.choose(query, TOP_K, context_of(model).lean(draw_tokens(2, 8)))[0]
     router.state.bias[8] = -1e4
-    assert torch.equal(found, KeyRouter.choose(router, query, TOP_K)[0])
+    assert torch.equal(found, router.choose(query, TOP_K)[0])
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2])
 def test_a_branch_has_one_bias_set_by_what_is_chosen_in_context(share: float) -> None:
     model = make_model(3.0, 2.0)
-    layer, router = model.layers[0], router_of(model)
+    layer, context = model.layers[0], context_of(model)
     lengths = [20, 50, 30] * 40
     ids, queries = draw_tokens(sum(lengths)), torch.randn(sum(lengths), 16)
     leaning = lean_on(model, ids, lengths)
     assert leaning is not None
     rows = list(ids.split(lengths))
-    assert torch.allclose(leaning[20:70], router.lean(rows[1][None])[0], atol=1e-5)
+    assert torch.allclose(leaning[20:70], context.lean(rows[1][None])[0], atol=1e-5)
     bias = calibrate(layer, queries, 6, share, leaning)
     assert len(set(bias.tolist())) == 1
     chosen = (score_margins(layer, queries, 6, leaning) + bias > 0).any(1)
     assert float(chosen.double().mean()) == pytest.approx(share / 3, abs=1e-3)
     first = layer.key_router
-    assert isinstance(first, ContextRouter)
+    assert first is not None
     first.state.bias[6:] = bias
     used = []
     for row, query in zip(rows, queries.split(lengths), strict=True):
-        first.info = TokenInfo.of((1, len(row)), torch.device("cpu"), ids=row[None])
-        used.append((first.choose(query[None], TOP_K)[0][0] >= 6).any(-1))
+        used.append((first.choose(query[None], TOP_K, context.lean(row[None]))[0][0] >= 6).any(-1))
     assert int((torch.cat(used) != chosen).sum()) <= 1  # the last token lies on the border
     assert not calibrate(layer, queries, 6, share, leaning - 1e3).any()  # what speaks against it is not overruled
 
@@ -182,11 +189,11 @@ def test_a_cache_changes_nothing(place: Path) -> None:
 def test_a_run_says_that_its_branch_looks_back_and_the_branch_learns(place: Path) -> None:
     run = some_moe.load(place / "plus")
     assert [branch.looks_back for branch in read_grown(run.path).branches] == [3.0]
-    assert all(isinstance(layer.key_router, ContextRouter) for layer in run.model.layers)
+    assert isinstance(run.model.context, Context)
     assert run.config.train.fast == "off"
     base = some_moe.load(place / "base").evaluate(data=place / "plus.txt", device="cpu")["loss"]
     assert run.evaluate(data=place / "plus.txt", device="cpu")["loss"] < base
-    assert type(some_moe.load(place / "plain").model.layers[0].key_router) is KeyRouter
+    assert some_moe.load(place / "plain").model.context is None
 
 
 def test_branches_that_look_back_are_merged_in_any_order_and_leave_no_trace(place: Path, tmp_path: Path) -> None:
@@ -197,19 +204,13 @@ def test_branches_that_look_back_are_merged_in_any_order_and_leave_no_trace(plac
     left = some_moe.prune(some_moe.prune(one.path, "plain", tmp_path / "two").path, "minus", tmp_path / "left")
     assert torch.equal(logits_of(left), logits_of(some_moe.load(place / "plus")))
     alone = some_moe.prune(some_moe.prune(one.path, "plus", tmp_path / "b").path, "minus", tmp_path / "c")
-    assert type(alone.model.layers[0].key_router) is KeyRouter
+    assert alone.model.context is None
     assert torch.equal(logits_of(alone), logits_of(some_moe.load(place / "plain")))
 
 
 def test_the_fast_model_is_refused(place: Path) -> None:
     with pytest.raises(ConfigError, match="a library that looks back has no fast form"):
         some_moe.accelerate(some_moe.load(place / "plus").model)
-
-
-def test_an_export_is_refused_in_one_sentence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "export", str(place / "plus"), str(tmp_path / "out"))
-    assert "looks back, which exported models cannot; grow it with --looks-back 0" in said
-    assert not (tmp_path / "out").exists()
 
 
 def test_bad_weights_are_refused_in_one_sentence(

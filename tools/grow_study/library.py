@@ -188,9 +188,9 @@ class GateRouter(KeyRouter):
 
     gate: nn.Parameter  # (N, D)
 
-    def choose(self, query: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, query: Tensor, top_k: int, leaning: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """As `KeyRouter.choose`."""
-        experts, gates, scores = super().choose(query, top_k)
+        experts, gates, scores = super().choose(query, top_k, leaning)
         opened = (self.model.cosine_scale * F.normalize(query, dim=-1) @ self.gate.T).sigmoid()
         every = F.pad(opened, (len(self.state.keys) - len(self.gate), 0), value=1.0)
         return experts, gates * every.gather(-1, experts), scores

@@ -22,7 +22,7 @@ def accelerate(module: Module) -> Module:
     """
     from some_moe.training.machine import has_triton
 
-    if any(getattr(part, "remembers", False) for part in module.modules()):
+    if any(getattr(part, "context", None) is not None for part in module.modules()):
         raise ConfigError("a library that looks back has no fast form; use it as it is, or grow with --looks-back 0")
     if not has_triton():
         raise ConfigError("accelerate needs a CUDA GPU and the triton package; without it the module runs as it is")

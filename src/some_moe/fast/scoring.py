@@ -47,7 +47,7 @@ class GraphedScorer:
         self.seen[kind] += 1
         if kind not in self.captures:
             full = len(self.captures) >= MAX_CAPTURES
-            if full or self.seen[kind] <= EAGER_PASSES or info.memory is not None:
+            if full or self.seen[kind] <= EAGER_PASSES:
                 return self.model.score(tokens, targets, info)
             self.captures[kind] = self.capture(given, info)
         capture = self.captures[kind]

@@ -8,14 +8,15 @@ of weight 0 are chosen as if nothing looked back.
 Shapes: B rows, T positions, E experts of base and branches, V words of the vocabulary, G branches that look back.
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from some_moe.data.tokenizer import SPECIAL_TOKENS
-from some_moe.model.router import KeyRouter
-from some_moe.model.routing import Routing
+from some_moe.model.attention import Cache
 from some_moe.model.tokens import TokenInfo
 from some_moe.model.transformer import SomeLM
 from some_moe.system.records import Branch
@@ -24,78 +25,59 @@ FADES = 0.95  # what a token says counts so much less at the next one
 UNSEEN = 0.5  # added to every count: a word that a text happens to lack says little
 
 
-class ContextRouter(KeyRouter):
-    """A router whose branches are chosen with an eye on the text before."""
+class Context(nn.Module):
+    """What the text so far adds to scores when experts are chosen: `SomeLM.context`."""
 
-    remembers = True  # beside a cache, which the fast model does not bear
-    speaking: tuple[nn.Module, ...]  # the first layer's parts of branches that look back, whose `words` all layers use
-    weights: Tensor  # (G,)
-    whose: Tensor  # (E,) which of these an expert belongs to; G: to none
-    layer: int
-    info: TokenInfo | None  # of the present pass
+    reach: Tensor  # (G, E): each branch's weight at its own experts, and 0 at others
 
-    def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
-        """As `KeyRouter.forward`."""
-        self.info = info
-        try:
-            found: tuple[Tensor, Routing] = super().forward(query, info, top_k)
-        finally:
-            self.info = None
-        return found
+    def __init__(self, speaking: Iterable[nn.Module], reach: Tensor) -> None:
+        """speaking: the first layer's parts of branches that look back, which keep their `words`."""
+        super().__init__()
+        self.speaking = tuple(speaking)  # no modules of this one: they are saved where they are
+        self.register_buffer("reach", reach, persistent=False)
 
-    def choose(self, query: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """As `KeyRouter.choose`."""
-        assert self.info is not None
-        assert self.info.ids is not None
-        scores = self.score(query)
-        leaning = self.lean(self.info.ids, self.info).to(scores.dtype)
-        experts = self.select(scores.detach() + self.state.bias + leaning, top_k)
-        tempered = scores / (self.model.temperature if self.temperature is None else self.temperature())
-        return experts, self.weigh(tempered, experts), tempered
+    @property
+    def words(self) -> Tensor:
+        """What each word says for each branch: (V, G)."""
+        return torch.stack([branch.get_buffer("words") for branch in self.speaking], -1)
 
-    def lean(self, ids: Tensor, info: TokenInfo | None = None) -> Tensor:
-        """What is added to scores (B, T, E) at the tokens ids (B, T): nothing to those of the base."""
-        words = torch.stack([branch.get_buffer("words") for branch in self.speaking], -1)
-        return F.pad(self.remember(words[ids], info) * self.weights, (0, 1))[..., self.whose]
+    def forward(self, info: TokenInfo, cache: Cache | None) -> Tensor:
+        """What is added to the scores of a pass (B, T, E)."""
+        assert info.ids is not None
+        return self.lean(info.ids, info.segments, cache)
 
-    def remember(self, said: Tensor, info: TokenInfo | None) -> Tensor:
-        """The fading sum (B, T, G) of what was said (B, T, G) up to each token, with what is kept beside a cache."""
+    def lean(self, ids: Tensor, segments: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+        """The same at the tokens ids (B, T): nothing for experts of the base."""
+        return self.add_up(self.words[ids], segments, cache) @ self.reach
+
+    def add_up(self, said: Tensor, segments: Tensor | None, cache: Cache | None) -> Tensor:
+        """The fading sum (B, T, G) of what was said (B, T, G) up to each token; the last one is kept beside a cache."""
         place = torch.arange(said.shape[1], device=said.device)
         age = place[:, None] - place
         counts = torch.where(age >= 0, FADES ** age.clamp(min=0).to(said.dtype), 0.0)  # (T, T)
-        if info is not None and info.segments is not None:
-            counts = counts * (info.segments[:, :, None] == info.segments[:, None])
+        if segments is not None:
+            counts = counts * (segments[:, :, None] == segments[:, None])
         total = counts @ said
-        if info is not None and info.memory is not None:
-            if self.layer in info.memory:
-                total = total + FADES ** (place[:, None] + 1).to(said.dtype) * info.memory[self.layer]
-            info.memory[self.layer] = total[:, -1:]
+        if cache is not None:
+            if cache.context is not None:
+                total = total + FADES ** (place[:, None] + 1).to(said.dtype) * cache.context
+            cache.context = total[:, -1:]
         return total
 
 
 def look_back(model: SomeLM, branches: list[Branch]) -> SomeLM:
     """Let branches be chosen with an eye on the text before, in place, where any of them asks for it."""
     looking = [number for number, branch in enumerate(branches) if branch.looks_back]
-    if not looking:
-        return model
-    num_words, device = model.embedding.num_embeddings, model.embedding.weight.device
-    library = model.layers[0].library
-    parts = list(library.get_submodule("branches").children())
-    speaking = tuple(parts[number] for number in looking)
-    for part in speaking:
-        part.register_buffer("words", torch.zeros(num_words, device=device))
-    owners = [looking.index(number) if number in looking else len(looking) for number in range(len(branches))]
-    num_old = library.up.shape[0]
-    whose = [len(looking)] * num_old + [owners[n] for n, branch in enumerate(branches) for _ in range(branch.experts)]
-    weights = torch.tensor([branches[number].looks_back for number in looking], device=device)
-    for number, layer in enumerate(model.layers):
-        router = layer.key_router
-        assert router is not None
-        router.__class__ = ContextRouter
-        assert isinstance(router, ContextRouter)
-        router.speaking, router.layer, router.info = speaking, number, None
-        router.register_buffer("weights", weights, persistent=False)
-        router.register_buffer("whose", torch.tensor(whose, device=device), persistent=False)
+    if looking:
+        num_words, device = model.embedding.num_embeddings, model.embedding.weight.device
+        library = model.layers[0].library
+        parts = list(library.get_submodule("branches").children())
+        speaking = [parts[number] for number in looking]
+        for part in speaking:
+            part.register_buffer("words", torch.zeros(num_words, device=device))
+        owner = torch.repeat_interleave(torch.tensor([branch.experts for branch in branches]))
+        own = torch.stack([(owner == number) * branches[number].looks_back for number in looking])
+        model.context = Context(speaking, F.pad(own, (library.up.shape[0], 0)).to(device))
     return model
 
 
@@ -112,16 +94,14 @@ def weigh_words(counts: Tensor, known: Tensor) -> Tensor:
 @torch.no_grad()
 def let_speak(model: SomeLM, counts: Tensor, known: Tensor) -> None:
     """Tell the only branch of a model, if it looks back, what words say for it."""
-    router = model.layers[0].key_router
-    if isinstance(router, ContextRouter):
-        router.speaking[0].get_buffer("words").copy_(weigh_words(counts, known))
+    if isinstance(model.context, Context):
+        model.context.speaking[0].get_buffer("words").copy_(weigh_words(counts, known))
 
 
 @torch.no_grad()
 def lean_on(model: SomeLM, ids: Tensor, lengths: list[int]) -> Tensor | None:
     """What is added to scores (T, E) at the tokens ids (T,), row after row of these lengths; None where nothing is."""
-    router = model.layers[0].key_router
-    if not isinstance(router, ContextRouter):
+    if not isinstance(model.context, Context):
         return None
-    leaning = router.lean(pad_sequence(list(torch.split(ids, lengths)), batch_first=True))
+    leaning = model.context.lean(pad_sequence(list(torch.split(ids, lengths)), batch_first=True))
     return torch.cat([row[:length] for row, length in zip(leaning, lengths, strict=True)])

@@ -84,7 +84,7 @@ class Cache:
     def __init__(self, max_length: int) -> None:
         self.max_length, self.length = max_length, 0
         self.rooms: dict[int, tuple[Tensor, Tensor]] = {}  # of each layer, (B, H, max_length, W)
-        self.memory: dict[int, Tensor] = {}  # see `TokenInfo`
+        self.context: Tensor | None = None  # what `SomeLM.context` keeps from pass to pass
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values (B, H, T, W) behind the past ones; return all of them."""

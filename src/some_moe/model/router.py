@@ -54,11 +54,12 @@ class KeyRouter(nn.Module):
         address, keys = self.addresses(query)
         return address @ keys.T
 
-    def choose(self, query: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, query: Tensor, top_k: int, leaning: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The experts (B, T, K) of each centred query (B, T, D), their gates, and all scores (B, T, E), tempered."""
         scores = self.score(query)
-        # The bias decides who is chosen, and never how much the chosen count.
-        experts = self.select(scores.detach() + self.state.bias, top_k)
+        # The bias decides who is chosen, and never how much the chosen count; so does what leans towards some.
+        biased = scores.detach() + self.state.bias
+        experts = self.select(biased if leaning is None else biased + leaning.to(biased.dtype), top_k)
         tempered = scores / (self.model.temperature if self.temperature is None else self.temperature())
         return experts, self.weigh(tempered, experts), tempered
 
@@ -68,8 +69,7 @@ class KeyRouter(nn.Module):
 
     def weigh(self, tempered: Tensor, experts: Tensor) -> Tensor:
         """The gates (B, T, K) of chosen experts, by all tempered scores (B, T, E)."""
-        if experts.shape[-1] == 1:
-            # A softmax over one is constant: the share among all E keeps a gradient for the query network.
+        if experts.shape[-1] == 1:  # a softmax over one is constant: the share among all E keeps a gradient
             return tempered.softmax(-1).gather(-1, experts)
         return tempered.gather(-1, experts).softmax(-1)
 
@@ -77,7 +77,8 @@ class KeyRouter(nn.Module):
         """Choose top_k experts for each query (B, T, D): their gates (B, T, K), and the record."""
         with full_precision(query):
             raw, mean = at_least_float32(query), self.state.query_mean
-            experts, gates, scores = self.choose(raw if mean is None else raw - mean.to(raw.dtype), top_k)
+            centred = raw if mean is None else raw - mean.to(raw.dtype)
+            experts, gates, scores = self.choose(centred, top_k, info.leaning)
             sums = summarize(experts, query, mean, info, self.layer_words, self.model.num_experts, self.gravity)
             aux_loss = auxiliary_loss(self.model, scores, experts, info.counted)
         return gates, self.record(experts, gates, query, sums, aux_loss)
@@ -85,9 +86,8 @@ class KeyRouter(nn.Module):
     def record(
         self, experts: Tensor, gates: Tensor, query: Tensor, sums: dict[str, Tensor], aux_loss: Tensor | None
     ) -> Routing:
-        # Whatever leaves with a gradient gets one in the backward pass, if only of zeros. The copy of the gates is not
-        # an alias of them: where a compiled graph breaks behind the router, torch would take one for the other, and
-        # the query network would get no gradient.
+        # Whatever leaves with a gradient gets one, if only of zeros. Gates are copied: where a compiled graph breaks
+        # behind the router, torch would take an alias for the gates themselves, and the query network would get none.
         kept = query if self.model.grounding else query.detach()
         return Routing(**sums, experts=experts, gates=gates.detach().clone(), query=kept, aux_loss=aux_loss)
 

@@ -20,7 +20,7 @@ class TokenInfo:
     ids: Tensor | None = None  # (B, T) token ids, for hash routing
     positions: Tensor | None = None  # (B, T), for packed rows; None: from 0 on, behind what a cache holds
     segments: Tensor | None = None  # (B, T), for packed rows: tokens see only tokens of their segment
-    memory: dict[int, Tensor] | None = None  # what layers keep from pass to pass beside a cache, by number
+    leaning: Tensor | None = None  # (B, T, E), added to scores when experts are chosen, and to nothing else
     sums: bool = True  # whether layers make the sums that gravity reads: not in evaluation and generation
 
     @classmethod

@@ -142,8 +142,8 @@ class SomeLM(nn.Module):
         has_keys = model.ffn == "some" and model.router == "gravity"
         self.gravity = gravity or (GravityConfig() if has_keys else GravityConfig.off())
         check_gravity_fits(model, self.gravity)
-        self.seed = seed
-        self.checkpoint_activations = checkpoint_activations
+        self.seed, self.checkpoint_activations = seed, checkpoint_activations
+        self.context: nn.Module | None = None  # finds `TokenInfo.leaning` by the text so far
         with torch.device(device or "cpu"):
             shape = (model.vocab_size, model.d_model)
             self.embedding = nn.Embedding(*shape, _weight=torch.empty(shape))  # `init_weights` fills it
@@ -190,8 +190,8 @@ class SomeLM(nn.Module):
         config's (warm-up). cache: keys and values of the tokens before these.
         """
         info = self.inform(tokens, info)
-        if cache is not None:
-            info = replace(info, memory=cache.memory)
+        if self.context is not None:
+            info = replace(info, leaning=self.context(info, cache))
         positions, geometry = self.locate(tokens, info, cache)
         x = self.embed(tokens, positions, info)
         x, routings = self.run_blocks(x, geometry, info, top_k, cache)
