@@ -22,7 +22,15 @@ from some_moe.config.parameters import count_parameters
 from some_moe.hf import SomeConfig, SomeForCausalLM, export, modeling_some
 from some_moe.model.expert_weights import checksum
 from some_moe.training.generation import generate_tokens
-from tests.hf.test_models import CLASSES, IDS, compare_halves, compare_logits, quiet_generate, small_config
+from tests.hf.test_models import (
+    CLASSES,
+    IDS,
+    compare_everything,
+    compare_halves,
+    compare_logits,
+    quiet_generate,
+    small_config,
+)
 from tests.shared.typed import refused
 from tests.shared.untrained import make_tokenizer, write_run
 
@@ -242,6 +250,29 @@ def test_branches_travel_without_their_base(kind: str, tmp_path: Path, monkeypat
         compare_logits(tmp_path / "out" / name, wanted)
         chosen = torch.cat([routing.experts.flatten() for routing in model(IDS).routings])  # type: ignore[union-attr]
         assert name == "one" or bool((chosen >= 6).any()), "the branches are used"
+
+
+@pytest.mark.slow
+def test_branches_that_look_back_travel_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
+    base = write_run(tmp_path / "base", small_config("centred").override({"data.seq_len": 32}))
+    options: dict[str, Any] = {"experts": 2, "steps": 2, "display": False, "changes": {"data.batch_size": 4}}
+    for name, looks_back in (("one", 3.0), ("two", 0.0), ("three", 1.0)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} abc {n} defg {n * n} hab" for n in range(60)))
+        some_moe.grow(base, tmp_path / f"{name}.txt", tmp_path / name, looks_back=looks_back, **options)
+    merged = some_moe.merge([tmp_path / name for name in ("one", "two", "three")], tmp_path / "all", favour=1.0)
+    with torch.no_grad():
+        output = merged.model(IDS)
+    shares = [float((routing.experts >= 6).double().mean()) for routing in output.routings]
+    assert any(0.1 < share < 0.9 for share in shares), "base and branches take turns"
+    export(merged, tmp_path / "out")
+    compare_everything(merged.model, tmp_path / "out", tmp_path / "again")
+    model = SomeForCausalLM.from_pretrained(tmp_path / "out")
+    beams = {"num_beams": 3, "do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
+    with_cache, without = (model.generate(IDS, use_cache=use, **beams) for use in (True, False))
+    assert torch.equal(with_cache, without), "what was said is put in the order of the beams"
+    with pytest.raises(ValueError, match="by the words before, too; give input_ids"):
+        model(inputs_embeds=torch.zeros(1, 3, model.config.hidden_size))
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

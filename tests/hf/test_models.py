@@ -71,12 +71,17 @@ def compare(config: RunConfig, place: Path) -> None:
     """All that must hold of one kind of model."""
     run = some_moe.load(write_run(place / "run", config))
     export(run, place / "out")
-    wanted = our_logits(run.model, IDS)
-    tokens = torch.stack(list(generate_tokens(run.model, IDS, 8)), 1)
+    compare_everything(run.model, place / "out", place / "again")
+
+
+def compare_everything(own: SomeLM, folder: Path, again: Path) -> None:
+    """An exported folder is our model: logits, tokens with every kind of cache, padding, and saved once more."""
+    wanted = our_logits(own, IDS)
+    tokens = torch.stack(list(generate_tokens(own, IDS, 8)), 1)
     padded = torch.cat((torch.zeros(2, 3, dtype=torch.int64), IDS), 1)
     mask = (padded > 0).long()
     for kind in CLASSES.values():
-        model = kind.from_pretrained(place / "out")
+        model = kind.from_pretrained(folder)
         with torch.no_grad():
             torch.testing.assert_close(model(IDS).logits, wanted, rtol=0, atol=1e-5)
             found = model(padded, attention_mask=mask).logits[:, 3:]
@@ -86,10 +91,10 @@ def compare(config: RunConfig, place: Path) -> None:
         assert torch.equal(quiet_generate(model, padded, attention_mask=mask), tokens)
         static = {"attention_mask": mask, "cache_implementation": "static"}
         assert torch.equal(quiet_generate(model, padded, **static), tokens)
-        model.save_pretrained(place / "again")
-        again, half = kind.from_pretrained(place / "again"), kind.from_pretrained(place / "out", dtype=torch.bfloat16)
+        model.save_pretrained(again)
+        loaded, half = kind.from_pretrained(again), kind.from_pretrained(folder, dtype=torch.bfloat16)
         with torch.no_grad():
-            torch.testing.assert_close(again(IDS).logits, model(IDS).logits, rtol=0, atol=1e-6)
+            torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-6)
         compare_halves(half, model, wanted)
 
 

@@ -16,7 +16,6 @@ from some_moe.hf.card import write_card
 from some_moe.hf.modeling import AUTO_MAP, FILE, SHIM, SomeForCausalLM
 from some_moe.hf.modeling_some import Library, SomeConfig
 from some_moe.model.expert_weights import checksum
-from some_moe.model.router import KeyRouter
 from some_moe.model.transformer import SomeLM
 from some_moe.system.files import write_tensors, write_whole
 from some_moe.system.reading import clean, read_fitting, read_object
@@ -143,6 +142,9 @@ def collect(run: Run, say: Callable[[str], None]) -> tuple[SomeConfig, dict[str,
     has_branches = (run.path / "grown.json").exists()
     found, num_made, wanted = take_branches(run) if has_branches else take_checkpoint(run)
     config = make_config(run, num_made)
+    if has_branches and (context := run.model.context) is not None:
+        config.num_looking = len(context.get_buffer("reach"))
+        found |= {f"looking_back.{name}": getattr(context, name) for name in ("words", "reach")}
     with torch.device("meta"):
         model = SomeForCausalLM(config)
     libraries = [library for library in model.libraries if library.num_made]
@@ -195,8 +197,6 @@ def take_checkpoint(run: Run) -> tuple[dict[str, Tensor], int | None, list[dict[
 def take_branches(run: Run) -> tuple[dict[str, Tensor], int | None, list[dict[str, Any]]]:
     """The same of a base and its branches: all that no seed makes is held."""
     model, config = run.model, run.config.model
-    if any(type(layer.key_router) is not KeyRouter for layer in model.layers):
-        raise ConfigError(f"{str(run.path)!r} looks back, which exported models cannot; grow it with --looks-back 0")
     found: dict[str, Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
     is_made = config.trainability == "frozen" and config.init_method != "orthogonal"
     num_base, descriptions = model.libraries[0].up.shape[0], []

@@ -1,5 +1,6 @@
 """The model of this package behind transformers' face: the same function as `modeling_some.py`, trained as ours are."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,10 +142,17 @@ class SomeForCausalLM(modeling_some.SomeForCausalLM):
             module.layer_words.copy_(make_layer_words([layer])[0])
 
     def run_blocks(
-        self, x: Tensor, ids: Tensor | None, place: Place, cache: Any, counted: Tensor | None
+        self,
+        x: Tensor,
+        ids: Tensor | None,
+        place: Place,
+        cache: Any,
+        counted: Tensor | None,
+        leaning: Tensor | None,
     ) -> tuple[Tensor, list[Tensor], Tensor | None]:
         is_recorded = self.training and torch.is_grad_enabled()
         info = self.recorder.inform(x, is_recorded=is_recorded, ids=ids, counted=counted)
+        info = info if leaning is None else replace(info, leaning=leaning)
         geometry = Geometry(rotation=place.rotation, mask=place.mask, is_causal=place.is_causal)
         held = None if cache is None else HeldCache(cache)
         x = self.model.drop_embedding(x, info)

@@ -24,6 +24,7 @@ ZEROS = 16  # sparse experts: where the zeros are has hash streams of its own
 MATRICES = {"up": 0, "up_bias": 1, "down": 2, "down_bias": 3}
 SIZES = {"vocab_size": 8192, "d_model": 384, "num_layers": 8, "num_heads": 8}  # of a config that says nothing
 CHUNK = 1 << 16  # words hashed at a time: they stay in a cache, and leave no large holes in memory
+FADES = 0.95  # what a word says for a branch counts so much less at the next one
 CURE = "get the folder anew, or use the config that was saved with it"
 
 
@@ -104,6 +105,7 @@ class SomeConfig(PreTrainedConfig):  # type: ignore[misc]
 
     made_experts: how many of each layer are made from `model["expert_seed"]`; the others are in the file (None: all
     that were never trained). kept_experts: how many of them each layer keeps once they are made (None: all).
+    num_looking: how many branches of a grown run look back at the text before a token.
     """
 
     model_type = "some_moe"
@@ -116,10 +118,12 @@ class SomeConfig(PreTrainedConfig):  # type: ignore[misc]
         made_experts: int | None = None,
         checksums: list[str] | None = None,
         kept_experts: int | None = None,
+        num_looking: int = 0,
         **kwargs: Any,
     ) -> None:
         self.model, self.gravity, self.seed = SIZES | (model or {}), dict(gravity or {}), seed
         self.made_experts, self.checksums, self.kept_experts = made_experts, checksums, kept_experts
+        self.num_looking = num_looking
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
 
@@ -323,6 +327,17 @@ class Library(nn.Module):
         self.make(0, self.sums.device)
 
 
+def keep_wide(fn: Any) -> Any:
+    """What `.to()` does to tensors, but for making them narrower than float32."""
+
+    def move(old: Tensor) -> Tensor:
+        new: Tensor = fn(old)
+        is_narrow = new.is_floating_point() and new.itemsize < 4
+        return old.to(new.device, torch.float32) if is_narrow else new
+
+    return move
+
+
 class KeyState(nn.Module):
     """The keys, and what gravity remembers of them, in float32 whatever the rest is in."""
 
@@ -350,12 +365,7 @@ class KeyState(nn.Module):
         self.register_buffer("query_mean", torch.zeros(d) if m["center_queries"] else None)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "KeyState":
-        def keep_wide(old: Tensor) -> Tensor:
-            new: Tensor = fn(old)
-            is_narrow = new.is_floating_point() and new.itemsize < 4
-            return old.to(new.device, torch.float32) if is_narrow else new
-
-        super()._apply(keep_wide, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 
@@ -380,8 +390,8 @@ class KeyRouter(nn.Module):
         bounds = tuple(self.m["temperature_bounds"])
         self.temperature = Temperature(bounds) if self.m["learn_temperature"] else None
 
-    def forward(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries (B, T, D) → experts (B, T, K) and their gates."""
+    def forward(self, query: Tensor, leaning: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Queries (B, T, D) → experts (B, T, K) and their gates. leaning (B, T, E): see `LookingBack`."""
         m, state = self.m, self.state
         with torch.autocast(query.device.type, enabled=False):
             query = widen(query)
@@ -391,12 +401,55 @@ class KeyRouter(nn.Module):
             if m["score"] == "cosine":
                 query, keys = m["cosine_scale"] * F.normalize(query, dim=-1), F.normalize(keys, dim=-1)
             scores = query @ keys.T
-            # The bias decides who is chosen, and never how much the chosen count.
-            experts = (scores + state.bias).topk(m["top_k"], dim=-1).indices
+            # The bias decides who is chosen, and never how much the chosen count; so does the text before.
+            biased = scores + state.bias if leaning is None else scores + state.bias + leaning.to(scores.dtype)
+            experts = biased.topk(m["top_k"], dim=-1).indices
             scores = scores / (m["temperature"] if self.temperature is None else self.temperature())
             if m["top_k"] == 1:
                 return experts, scores.softmax(-1).gather(-1, experts)
             return experts, scores.gather(-1, experts).softmax(-1)
+
+
+class LookingBack(nn.Module):
+    """What the text before a token adds to the scores of branches when experts are chosen, in every layer alike.
+
+    Each word says something for each of G branches. The sum of it so far, older words counting less, is kept beside
+    the keys and values of attention, so that whatever happens to these happens to it.
+    """
+
+    words: Tensor  # (V, G) what each word says
+    reach: Tensor  # (G, E) each branch's weight at its own experts, and 0 at others
+
+    def __init__(self, config: SomeConfig) -> None:
+        super().__init__()
+        self.place = config.num_hidden_layers
+        self.register_buffer("words", torch.zeros(config.vocab_size, config.num_looking))
+        self.register_buffer("reach", torch.zeros(config.num_looking, config.model["num_experts"]))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "LookingBack":
+        super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def forward(self, ids: Tensor | None, past: int | Tensor, cache: Any) -> Tensor:
+        """ids (B, T) → (B, T, E)."""
+        if ids is None:
+            raise ValueError("this model chooses experts by the words before, too; give input_ids, not inputs_embeds")
+        known = ids < len(self.words)  # words that were added to the vocabulary say nothing
+        said = self.words[ids.where(known, 0)] * known[..., None]
+        so_far = said if cache is None else self.remember(said[:, None], cache)[:, 0]
+        own = past + torch.arange(ids.shape[1], device=ids.device)
+        age = own[:, None] - torch.arange(so_far.shape[1], device=ids.device)
+        counts = torch.where(age >= 0, FADES ** age.clamp(min=0).to(said.dtype), 0.0)
+        return counts @ so_far @ self.reach
+
+    def remember(self, said: Tensor, cache: Any) -> Tensor:
+        """All that was said (B, 1, slots, G), as one layer more of the cache."""
+        if len(cache.layers) == self.place:  # one that was made for so many layers
+            last = cache.layers[-1]
+            room = {"max_cache_len": last.max_cache_len} if last.is_compileable else {}
+            cache.layers.append(type(last)(**room))
+        found: Tensor = cache.update(said, said, self.place)[0]
+        return found
 
 
 class Scale(nn.Module):
@@ -445,7 +498,9 @@ class SomeLayer(nn.Module):
         chosen = hash_words(every, token, second).topk(k, dim=-1).indices
         return chosen, torch.full(chosen.shape, 1 / k, device=ids.device)
 
-    def forward(self, x: Tensor, ids: Tensor | None, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, ids: Tensor | None, before: Tensor | None, leaning: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """x (B, T, D) → y (B, T, D), and the query for the next layer; before: the last layer's."""
         query = address = None
         if self.query is None or self.key_router is None:
@@ -456,7 +511,7 @@ class SomeLayer(nn.Module):
             query = address = self.query(x)
             if self.m["grounding"] and before is not None:
                 address = query + self.m["grounding"] * before
-            experts, gates = self.key_router(address)
+            experts, gates = self.key_router(address, leaning)
         y = self.library(x.flatten(0, 1), experts.flatten(0, 1), gates.flatten(0, 1)).view_as(x)
         for study in self.studies:
             y = study(y, x)
@@ -523,20 +578,21 @@ class Block(nn.Module):
             Network(d, m["dense_width"], m.get("activation", "gelu")) if kind is None else kind(config, layer)
         )
 
-    def feed(self, x: Tensor, ids: Tensor | None, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Tensor, told: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None]:
         found: tuple[Tensor, Tensor | None]
-        found = self.ffn(x, ids, before) if isinstance(self.ffn, SomeLayer) else (self.ffn(x), None)
+        found = self.ffn(x, *told) if isinstance(self.ffn, SomeLayer) else (self.ffn(x), None)
         return found
 
     def forward(
-        self, x: Tensor, ids: Tensor | None, before: Tensor | None, place: Place, cache: Any
+        self, x: Tensor, told: tuple[Tensor | None, ...], place: Place, cache: Any
     ) -> tuple[Tensor, Tensor | None]:
+        """told: ids, the query of the layer before, and what the text before adds to scores."""
         if self.norm_first:
             x = x + self.attention(self.attention_norm(x), place, cache)
-            y, query = self.feed(self.ffn_norm(x), ids, before)
+            y, query = self.feed(self.ffn_norm(x), told)
             return x + y, query
         x = self.attention_norm(x + self.attention(x, place, cache))
-        y, query = self.feed(x, ids, before)
+        y, query = self.feed(x, told)
         return self.ffn_norm(x + y), query
 
 
@@ -615,11 +671,12 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     main_input_name = "input_ids"
     _no_split_modules = ["Block"]  # noqa: RUF012 - as transformers has it
     _supports_sdpa = True
-    _keep_in_fp32_modules_strict = ["state"]  # noqa: RUF012 - keys move by less than half precision can tell
+    _keep_in_fp32_modules_strict = ["state", "looking_back"]  # noqa: RUF012 - keys move by less than half precision can tell
 
     def __init__(self, config: SomeConfig) -> None:
         super().__init__(config)
         self.model: Any = self.build(config)
+        self.looking_back = LookingBack(config) if config.num_looking else None
         self.post_init()
 
     def build(self, config: SomeConfig) -> nn.Module:
@@ -706,12 +763,13 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         place: Place,
         cache: Any,
         counted: Tensor | None,  # noqa: ARG002
+        leaning: Tensor | None,
     ) -> tuple[Tensor, list[Tensor], Tensor | None]:
         """x (B, T, D) through all blocks: the result, what went into each, and what the layers add to the loss."""
         inputs, query = [], None
         for block in self.model.blocks:
             inputs.append(x)
-            x, query = block(x, ids, query, place, cache)
+            x, query = block(x, (ids, query, leaning), place, cache)
         return x, inputs, None
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -744,7 +802,8 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             x = x + torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2).to(x.dtype)
         is_flat = attention_mask is not None and attention_mask.dim() == 2
         counted = attention_mask[:, -time:].bool() if is_flat and attention_mask is not None else None
-        x, inputs, added = self.run_blocks(x, input_ids, place, past_key_values, counted)
+        leaning = None if self.looking_back is None else self.looking_back(input_ids, past, past_key_values)
+        x, inputs, added = self.run_blocks(x, input_ids, place, past_key_values, counted, leaning)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.model.head(x[:, keep])
         loss = None
