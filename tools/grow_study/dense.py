@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from some_moe.data.batches import Rows
 from some_moe.growth.context import weigh_words
+from some_moe.growth.keys import count_words
 from some_moe.model.linear import Linear
 from some_moe.model.transformer import SomeLM
 from some_moe.training.evaluate import evaluation_batches, forward
@@ -143,10 +144,6 @@ def hear_rows(bench: Bench) -> Nearness:
         return torch.stack([words[torch.from_numpy(rows[row].astype(np.int64))].mean(0) for row in range(len(rows))])
 
     return {split: {name: hear(rows) for name, rows in of.items()} for split, of in bench.scored.items()}
-
-
-def count_words(rows: Rows, vocab_size: int) -> Tensor:
-    return torch.from_numpy(np.bincount(rows.ids, minlength=vocab_size))
 
 
 def first_rows(rows: Rows, number: int) -> Rows:

@@ -57,9 +57,15 @@ def collect_queries(model: SomeLM, rows: Rows, config: RunConfig) -> Queries:
             break
     ends = np.minimum(np.cumsum([0, *lengths]), MOST_TOKENS)
     cut = [length for length in np.diff(ends).tolist() if length]
-    counts = torch.from_numpy(np.bincount(rows.ids, minlength=model.embedding.num_embeddings)).to(device)
     layers = [torch.cat(queries)[:MOST_TOKENS] for queries in found]
+    counts = count_words(rows, model.embedding.num_embeddings).to(device)
     return Queries(layers, torch.cat(ids)[:MOST_TOKENS], cut, counts)
+
+
+def count_words(rows: Rows, num_words: int) -> Tensor:
+    """How often each word (V,) stands in a text of any size, piece after piece."""
+    pieces = np.array_split(rows.ids, 1 + len(rows.ids) // 2**24)
+    return torch.from_numpy(np.sum([np.bincount(piece, minlength=num_words) for piece in pieces], axis=0))
 
 
 def spread_keys(queries: Tensor, count: int, generator: torch.Generator) -> Tensor:
