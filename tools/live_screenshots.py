@@ -26,13 +26,18 @@ def watch(runs: Path) -> Iterator[str]:
     words = python_command("-m", "some_moe", "watch", str(runs), "--no-browser", "--port", "0")
     with subprocess.Popen(words, env=python_environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.terminate()
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
 
 
 def see_galaxy(page: Any) -> None:
-    page.get_by_role("button", name="See experts at work").click()
-    page.get_by_label("colour by").locator("option[value=class]").wait_for(state="attached", timeout=LONG)
+    button, classes = page.get_by_role("button", name="See experts at work"), page.locator("option[value=class]")
+    button.or_(classes).first.wait_for(state="attached")
+    if button.count():  # nobody has asked yet
+        button.click()
+    classes.wait_for(state="attached", timeout=LONG)
     page.get_by_label("colour by").select_option("community")
     page.locator(".stars").focus()
     for _ in range(40):  # the first expert that has something to show
