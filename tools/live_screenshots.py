@@ -51,7 +51,7 @@ def ask_model(page: Any) -> None:
     page.get_by_role("button", name="Read it").click()
     page.locator(".token").nth(6).click(timeout=LONG)
     page.locator(".path .chip").first.click()
-    page.get_by_role("button", name="Forbid it").click()
+    page.get_by_role("button", name="Forbid it", exact=True).click()
     page.locator(".sum").nth(1).wait_for(timeout=LONG)
 
 
