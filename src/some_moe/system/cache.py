@@ -146,7 +146,7 @@ def _own_folder(folder: Path, say: Say) -> Iterator[Path]:
             clear_scratch(folder.parent)
             lock = _lock(folder)
         except (OSError, ValueError, NotImplementedError):
-            break
+            break  # full or read-only, a name that cannot be, no locks: the work goes on without what is kept
         if lock is None:
             if not waited:
                 say("another process is preparing the same data; waiting for it …")
