@@ -21,13 +21,14 @@ from some_moe.data.batches import Rows
 from some_moe.stories.generator import tell_many
 from tools.grow_study import plan
 from tools.grow_study.__main__ import hide_path, main
-from tools.grow_study.cells import ROOT, find_ready, run_cell
+from tools.grow_study.cells import find_ready, run_cell
 from tools.grow_study.cost import Clock, fill_slices
 from tools.grow_study.figure import find_frontier
 from tools.grow_study.page import Results, judge, make_page
 from tools.grow_study.plan import METHODS, REPLAY, Cell, Study, best_point, choose_rate, find_rates, parse_cell
 from tools.grow_study.texts import add_rows, join, mix_rows, read_splits
 
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["harbour", "library", "mill", "station", "garden", "museum", "parcel", "letter", "report", "decision"]
 
 
@@ -125,7 +126,7 @@ def make_up(gained: dict[str, float], seeds: tuple[int, ...] = (0, 1, 2)) -> dic
                 worse = 0.1 * (rate != METHODS[name].rates[1])
                 points = enumerate((0.0, 0.04, 0.3), -1)
                 rows = [row(at, lost, (best - worse) * (0.5, 1, 1.5)[at + 1], seed) for at, lost in points]
-                told = {"told": [row(0, 0, 1.05, seed)], "told_stored_bytes": 10**6, "by_words": rows}
+                told = {"told": [row(0, 0, 1.05 - worse, seed)], "told_stored_bytes": 10**6, "by_words": rows}
                 alone = {"law": {"stories": 3.01, "law": 4.0}, "code": {"stories": 3.01, "code": 5.0}}
                 pairs = {"law+code": {"stories": 3.02, "law": 4.1, "code": 5.1}}
                 cell = {
@@ -197,6 +198,20 @@ def test_a_rate_at_the_end_is_tried_beyond(study: Study) -> None:
     cells[Cell("turn", 0, 9e-4).name] = cells[Cell("turn", 0, low).name]
     assert choose_rate("turn", cells, 0) == high
     assert [(cell.seed, cell.rate) for cell, _ in plan.list_cells(of_one, cells)][-1] == (1, high)
+
+
+def test_what_is_measured_beside_a_method_has_a_rate_of_its_own(study: Study) -> None:
+    cells = make_up({"adapters": 0.5}, seeds=(0,))
+    low, middle, high = METHODS["adapters"].rates
+    cells[Cell("adapters", 0, high).name]["told"][0]["valid"]["gained"] -= 2
+    assert [*find_rates("adapters", cells, 0)] == [*find_rates("adapters-told", cells, 0)] == [low, middle, high, 0.11]
+    assert choose_rate("adapters-told", cells, 0) is None
+    cells[Cell("adapters", 0, 0.11).name] = cells[Cell("adapters", 0, low).name]
+    assert choose_rate("adapters-told", cells, 0) == high
+    assert choose_rate("adapters-words", cells, 0) == choose_rate("adapters", cells, 0) == middle
+    of_one = replace(study, methods=("adapters",))
+    assert [cell.rate for cell, _ in plan.list_cells(of_one, cells) if cell.seed == 1] == [middle, high]
+    assert Results(cells).rows("adapters-told", 0) == cells[Cell("adapters", 0, high).name]["told"]
 
 
 def test_joint_training_is_chosen_by_all_that_it_learns() -> None:
@@ -273,7 +288,7 @@ def test_texts_without_splits_are_cut_in_order_and_short_ones_are_joined(tmp_pat
         (["walk"], "'walk' is no verb of the study; use one of run, cell, plan, page"),
         (["run", "--base", "stories"], "--base 'stories' names no text; write NAME=FILES"),
         (["run", "--domain", "b=none"], "--domain needs two texts or more"),
-        (["run", "--size", "huge"], "--size 'huge' is unknown; use full, small, mini"),
+        (["run", "--size", "huge"], "--size 'huge' is unknown; use full, medium, small, mini"),
         (["run", "--processes", "0"], "--processes 0 is out of range; use 1 or more"),
         (["run", "--methods", "magic"], "--methods 'magic' is unknown; use grow, "),
         (["run"], "matches no file; give files that are there"),
@@ -293,6 +308,14 @@ def test_bad_input_is_one_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+def test_results_of_two_sizes_do_not_mix(study: Study, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run_cell(replace(study, out=tmp_path), Cell("base", 0, family="gravity"))
+    texts = write_texts(tmp_path)
+    words = ["run", "--work", str(tmp_path / "w"), "--out", str(tmp_path), "--size", "small", *texts]
+    assert main(words) == 2
+    assert "holds results of another size (base-gravity-seed0: mini); give another" in capsys.readouterr().err
 
 
 def test_no_path_of_a_machine_stands_in_a_result() -> None:
@@ -424,5 +447,5 @@ def test_a_slice_takes_texts_as_they_are_carried_and_packs_its_results(tmp_path:
     assert "seed 2: 19 cells" in found.stdout  # the plan of what is left
     with tarfile.open(tmp_path / "out" / "grow.tar.gz") as packed:
         names = packed.getnames()
-    assert "grow/base-gravity-seed0.json" in names
+    assert "results/grow/base-gravity-seed0.json" in names
     assert len([name for name in names if "grow-context-rate" in name]) >= 3

@@ -10,6 +10,7 @@ Every cell that is done is skipped when it is run again. Nothing of the texts is
 import os
 import sys
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 
 from some_moe.cli import Parser, write
@@ -24,7 +25,7 @@ from tools.grow_study.plan import (
     SIZES,
     Cell,
     Study,
-    choose_rate,
+    choose_rates,
     find_rates,
     parse_cell,
     read_cells,
@@ -67,7 +68,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--domain", nargs="+", required=True, metavar="TEXT", help="texts that are grown, two or more")
     parser.add_argument("--unseen", nargs="+", required=True, metavar="TEXT", help="texts that nobody grows")
     parser.add_argument("--out", default="results/grow", metavar="DIR", help="results, one JSON a cell (results/grow)")
-    parser.add_argument("--size", default="full", metavar="full|mini", help="mini proves that it runs (full)")
+    parser.add_argument("--size", default="full", metavar="SIZE", help=f"{', '.join(SIZES)} (full)")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu or cuda")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="cells side by side (1)")
     parser.add_argument(
@@ -94,7 +95,7 @@ def hide_path(word: str) -> str:
 def make_study(options: Namespace, command: str) -> Study:
     """Lay the texts out, unless they are, and save what was asked for where cells find it."""
     from some_moe.data.dataset import prepare
-    from tools.grow_study.texts import BASE, data_config, lay_out, parse_texts
+    from tools.grow_study.texts import BASE, data_config, lay_out, learn_words, parse_texts
 
     given = {name: parse_texts(getattr(options, name), f"--{name}") for name in ("base", "domain", "unseen")}
     names = [name for texts in given.values() for name in texts]
@@ -116,19 +117,20 @@ def make_study(options: Namespace, command: str) -> Study:
     for folder in (work, out):
         folder.mkdir(parents=True, exist_ok=True)
     sizes, tokenizer = SIZES[size], work / "tokenizer.json"
+    for name, cell in read_cells(out).items():
+        if cell["size"] != {"name": size, **asdict(sizes)}:
+            raise UsageError(
+                f"--out {options.out!r} holds results of another size ({name}: {cell['size']['name']}); give another"
+            )
     done = work / "texts" / "done"
     if not done.is_file():
         lay_out(given["base"] | given["domain"] | given["unseen"], list(given["base"]), work / "texts")
         write_whole(done, "")
+    words = learn_words(tokenizer, work / "texts", sizes.vocab_size)
     digests = {}
-    found = None
     for name in (BASE, *names):
         config = data_config(work / "texts" / name, sizes.seq_len, sizes.batch_size, None)
-        data = prepare(config, sizes.vocab_size, found)
-        found = data.tokenizer  # the base's, which comes first
-        digests[name] = data.digest
-    assert found is not None
-    write_whole(tokenizer, found.to_json())
+        digests[name] = prepare(config, sizes.vocab_size, words).digest
     study = Study(
         work=work,
         out=out,
@@ -168,7 +170,7 @@ def show_plan(arguments: list[str]) -> int:
     parser = Parser(f"{COMMAND} plan", "Say what is left of the study, and how many minutes each slice of it takes.")
     parser.add_argument("--out", default="results/grow", metavar="DIR", help="results so far (results/grow)")
     parser.add_argument("--size", default="full", metavar="|".join(SIZES), help="(full)")
-    parser.add_argument("--processes", type=int, default=12, metavar="N", help="cells side by side (12)")
+    parser.add_argument("--processes", type=int, default=16, metavar="N", help="cells side by side (16)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="(0 1 2)")
     parser.add_argument("--domains", type=int, default=6, metavar="N", help="texts that are grown (6)")
     parser.add_argument("--minutes", type=float, default=8.5, metavar="X", help="of a slice (8.5)")
@@ -188,9 +190,9 @@ def show_plan(arguments: list[str]) -> int:
             if name in BESIDE:
                 continue
             known = find_rates(name, results, first)
-            chosen = choose_rate(name, results, first) or sorted(known)[len(known) // 2]
+            chosen = choose_rates(name, results, first) or [sorted(known)[len(known) // 2]]
             rates = [*known, *([0.0] if seed == first and None in known.values() else [])]  # one beyond, as a rule
-            left += [Cell(name, seed, rate, method.family) for rate in (rates if seed == first else [chosen])]
+            left += [Cell(name, seed, rate, method.family) for rate in (rates if seed == first else chosen)]
         wanted = [cell for cell in left if cell.name not in results]
         if all(cell.method == "base" for cell in wanted):
             wanted = []  # which is not made again for its own sake

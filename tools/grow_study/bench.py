@@ -16,7 +16,7 @@ from torch import Tensor
 
 import some_moe
 from some_moe.config import GravityConfig, ModelConfig, RunConfig, TrainConfig
-from some_moe.data.batches import Batches, Rows
+from some_moe.data.batches import Batch, Batches, Rows
 from some_moe.data.dataset import Dataset
 from some_moe.growth.keys import write_rows
 from some_moe.model.transformer import SomeLM, token_cross_entropy
@@ -91,6 +91,7 @@ class Bench:
         self.seconds = 0.0  # of learning
         self.steps = 0
         self.data: dict[str, Dataset] = {}
+        self.laid_out: dict[int, tuple[Rows, list[Batch]]] = {}  # rows go along, so that no others get their id
 
     # --- the base, and the texts ------------------------------------------------------------------------------
 
@@ -175,13 +176,20 @@ class Bench:
 
     # --- scoring ----------------------------------------------------------------------------------------------
 
+    def batches_of(self, rows: Rows) -> list[Batch]:
+        """The batches that rows are scored in, laid out once: a curve scores them many times."""
+        kept = self.laid_out.get(id(rows))
+        if kept is None:
+            batches = evaluation_batches(rows, self.scoring, in_order=True).epoch(0, shuffle=False)
+            kept = self.laid_out[id(rows)] = rows, [batch.to(self.machine.device) for batch in batches]
+        return kept[1]
+
     @torch.no_grad()
     def score_rows(self, model: SomeLM, rows: Rows) -> Tensor:
         """Nats and tokens of each row's first and second half: (R, 2, 2) float64."""
         half = self.size.seq_len // 2
         found = []
-        for batch in evaluation_batches(rows, self.scoring, in_order=True).epoch(0, shuffle=False):
-            batch = batch.to(self.machine.device)
+        for batch in self.batches_of(rows):
             nats = token_cross_entropy(forward(model, batch, self.config, sums=False).logits, batch.targets).double()
             parts = [
                 (nats * batch.real, batch.real.double())[kind][:, at]

@@ -2,11 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from some_moe.errors import FailureError
 from some_moe.system.files import write_whole
 from some_moe.system.processes import take_lock
 from tools.grow_study.cost import Clock
-from tools.grow_study.plan import METHODS, Cell, Study, choose_rate, list_cells, read_cells
+from tools.grow_study.plan import METHODS, Cell, Study, choose_rate, choose_rates, list_cells, read_cells
 
 FLOAT_BYTES = 4
-ROOT = Path(__file__).resolve().parents[2]
+# Children are forked from a process that has imported everything and touched no GPU: a start takes no seconds.
+CHILDREN = get_context("forkserver")
+IMPORTED = ["tools.grow_study.dense", "tools.grow_study.library", "some_moe.growth", "some_moe.training.loop"]
 
 
 def run_cell(study: Study, cell: Cell) -> None:
@@ -73,22 +77,25 @@ def run_cell(study: Study, cell: Cell) -> None:
 
 
 def find_ready(study: Study, running: set[Cell]) -> tuple[list[Cell], int]:
-    """Cells that can begin now, the longest first; and how many are known that are not done."""
+    """Cells that can begin now, and how many are known that are not done.
+
+    Bases come first, then methods in the order in which they were named, of each the longest first.
+    """
     results = read_cells(study.out)
     wanted = {cell: needed for cell, needed in list_cells(study, results) if not study.is_done(cell)}
     for name in study.methods:
-        chosen, family = choose_rate(name, results, study.seeds[0]), METHODS[name].family
+        is_tuned = bool(choose_rates(name, results, study.seeds[0]))
         for seed in study.seeds:
             # A base is needed as a run, and its figures too, without which no rate can be chosen.
-            base = Cell("base", seed, family=family)
-            is_left = chosen is None or not study.is_done(Cell(name, seed, chosen, family))
+            base = Cell("base", seed, family=METHODS[name].family)
+            is_left = not is_tuned or any((cell.method, cell.seed) == (name, seed) for cell in wanted)
             if is_left and not is_made(study, base):
                 wanted[base] = []
     ready = [
         cell for cell, needed in wanted.items() if cell not in running and all(is_made(study, one) for one in needed)
     ]
-    clock = make_clock(study)
-    return sorted(ready, key=lambda cell: (cell.method != "base", -clock.expect(cell))), len(wanted)
+    clock, place = make_clock(study), {name: at for at, name in enumerate(("base", *study.methods))}
+    return sorted(ready, key=lambda cell: (place[cell.method], -clock.expect(cell))), len(wanted)
 
 
 def make_clock(study: Study) -> Clock:
@@ -107,8 +114,9 @@ def run_all(study: Study, say: Callable[[str], None], *, minutes: float | None =
     """
     lock = take_lock(study.work / "lock", f"the study in {str(study.work)!r} is running already; wait until it ends")
     began = time.monotonic()
-    children: dict[Cell, subprocess.Popen[bytes]] = {}
+    children: dict[Cell, BaseProcess] = {}
     failed: set[Cell] = set()
+    CHILDREN.set_forkserver_preload(IMPORTED)
     try:
         while True:
             ready, left = find_ready(study, set(children) | failed)
@@ -119,17 +127,16 @@ def run_all(study: Study, say: Callable[[str], None], *, minutes: float | None =
                 children[cell] = start(study, cell)
             if not children:
                 break
-            while not (ended := [cell for cell, child in children.items() if child.poll() is not None]):
-                time.sleep(0.2)
-            for cell in ended:
-                code = children.pop(cell).returncode
+            connection.wait([child.sentinel for child in children.values()])
+            for cell in [cell for cell, child in children.items() if not child.is_alive()]:
+                code = children.pop(cell).exitcode
                 done = code == 0 and study.is_done(cell)
                 failed |= set() if done else {cell}
                 say(f"{time.monotonic() - began:6.0f} s  {cell.name}: {'done' if done else f'failed ({code})'}")
     finally:
         for child in children.values():
             child.kill()
-            child.wait()
+            child.join()
         lock.release()
     if failed:
         logs = study.work / "logs"
@@ -139,13 +146,25 @@ def run_all(study: Study, say: Callable[[str], None], *, minutes: float | None =
     say(f"{left} known cells are left; run it again" if left else f"every cell is done, in {study.out}")
 
 
-def start(study: Study, cell: Cell) -> "subprocess.Popen[bytes]":
-    logs = study.work / "logs"
-    logs.mkdir(exist_ok=True)
-    words = [sys.executable, "-m", "tools.grow_study", "cell", "--work", str(study.work), cell.name]
-    share_out = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // study.processes))}
-    places = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
-    with (logs / f"{cell.name}.txt").open("wb") as log:
-        return subprocess.Popen(
-            words, cwd=ROOT, stdout=log, stderr=log, env=share_out | os.environ | {"PYTHONPATH": places}
-        )
+def start(study: Study, cell: Cell) -> BaseProcess:
+    (study.work / "logs").mkdir(exist_ok=True)
+    child = CHILDREN.Process(target=run_logged, args=(study.work, cell), name=cell.name)
+    child.start()
+    return child
+
+
+def run_logged(work: Path, cell: Cell) -> None:
+    """Do a cell in this process, with all that it says in a file."""
+    import torch
+
+    log = os.open(work / "logs" / f"{cell.name}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log, stream.fileno())
+    study = Study.load(work)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // study.processes))
+    try:
+        run_cell(study, cell)
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None

@@ -51,18 +51,19 @@ def learn_in_turn(bench: Bench, method: str, rate: float) -> dict[str, Any]:
 
 
 def learn_apart(bench: Bench, rate: float) -> dict[str, Any]:
-    """Each domain from the base; then all changes added. Beside it: each model on its own domain."""
+    """Each domain from the base; then all changes added. Beside it: each model on its own domain, told or by words."""
     base, model = weights_of(bench.base), bench.fresh()
     ends, scores = [], []
     for domain in bench.study.domains:
         model = bench.learn(blend(model, base, [], 0), bench.text(domain).train, rate)
         ends.append(weights_of(model))
         scores.append(score_rows(bench, model))
-    told = tell(bench, [score_rows(bench, bench.base), *scores])
+    scores = [score_rows(bench, bench.base), *scores]
+    apart = {"told": [row_of(0.0, tell(bench, scores))], "by_words": choose_rows(bench, scores, hear_rows(bench))}
     rows = [row_of(factor, bench.score(blend(model, base, ends, factor))) for factor in FACTORS]
     size = sum(value.numel() for value in base.values())
     of_all = size * len(ends)
-    return {"rows": rows, "trained": of_all, "stored": size, "told": [row_of(0.0, told)], "told_stored": of_all}
+    return {"rows": rows, "trained": of_all, "stored": size, **apart, "told_stored": of_all}
 
 
 # --- adapters -------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "adapters": {"color": PURPLE, "marker": "D"},
     "adapters-words": {"color": PURPLE, "marker": "d", "linestyle": "--"},
     "adapters-told": {"color": PURPLE, "marker": "*", "markersize": 11},
+    "alone-words": {"color": GREEN, "marker": "d", "linestyle": ":"},
     "alone-told": {"color": GREEN, "marker": "*", "markersize": 11},
     "replay-written": {"color": INK, "marker": "x", "linestyle": ":"},
     "replay-1": {"color": GREY, "marker": ".", "linestyle": ":"},

@@ -19,13 +19,13 @@ from tools.grow_study.plan import (
     FAMILIES,
     LIMITS,
     METHODS,
-    PLACE,
     TOLD,
     Cell,
     best_point,
     choose_rate,
     find_rates,
     read_cells,
+    rows_of,
 )
 
 OURS = "grow"  # as `some grow` makes it
@@ -52,7 +52,7 @@ class Results:
 
     def rate(self, method: str) -> float | None:
         """The chosen rate; before all are tried, the best so far."""
-        tried = find_rates(BESIDE.get(method, method), self.cells, self.seeds[0])
+        tried = find_rates(method, self.cells, self.seeds[0])
         done = {rate: gained for rate, gained in tried.items() if gained is not None}
         return min(done, key=lambda rate: done[rate]) if done else None
 
@@ -70,9 +70,7 @@ class Results:
         return {seed: cell for seed, cell in found.items() if cell is not None and self.base(method, seed) is not None}
 
     def rows(self, method: str, seed: int) -> list[Row]:
-        place = PLACE.get(method, "told") if method in BESIDE else "rows"
-        found: list[Row] = self.records(method)[seed][place]
-        return found
+        return rows_of(method, self.records(method)[seed])
 
     def lost(self, method: str, seed: int, row: Row, split: str = "test") -> float:
         base = self.base(method, seed)
@@ -269,7 +267,8 @@ def compare(results: Results) -> list[str]:
         chosen = results.at(name, CHOSEN_AT)
         lost = spread([results.lost(name, seed, row) for seed, row in chosen.items()])
         more = [spread([row["test"][text] for row in chosen.values()]) for text in ("mixed", "unseen")]
-        rows.append([label(name), *cells, lost, *more, *costs(list(records.values()))])
+        stored = "told_stored_bytes" if name in BESIDE else "stored_bytes"
+        rows.append([label(name), *cells, lost, *more, *costs(list(records.values()), stored)])
     heads = [
         "method",
         *(f"gained at ≤ {limit}" for limit in LIMITS),
@@ -363,8 +362,8 @@ def show_rates(results: Results) -> list[str]:
     commands = sorted({str(cell["command"]) for cell in results.cells.values()})
     return [
         f"Rates were chosen in the first seed, by what is gained on valid at ≤ {CHOSEN_AT} lost; where the best was "
-        "the highest or lowest tried, a further one was tried beyond it, twice at most. With the domain told, the "
-        "rate is that of the same models untold.",
+        "the highest or lowest tried, a further one was tried beyond it, twice at most. What is measured in the cells "
+        "of another method has a rate of its own among those.",
         table(["method", "tried", "chosen", "seeds"], rows),
         "Digests of the encoded texts: " + ", ".join(digests) + ".",
         "Commands:\n\n```\n" + "\n".join(commands) + "\n```",

@@ -48,6 +48,11 @@ class Size:
 
 SIZES = {
     "full": Size(),
+    # A GPU for minutes: half as deep, a smaller vocabulary, and shorter lessons, so that all methods and seeds fit in.
+    "medium": Size(
+        num_layers=4, vocab_size=4096, base_steps=1500, branch_steps=150, gate_steps=60, written_rows=256,
+        score_rows=128,
+    ),
     # A real case for a CPU: a minute of one core for a base, and less for a cell.
     "small": Size(
         num_layers=2, d_model=96, num_heads=4, num_experts=16, d_ffn=96, top_k=2, vocab_size=1024, seq_len=96,
@@ -71,8 +76,8 @@ class Method:
     needs: str = ""  # what it has that the library does without
 
 
-BRANCH = (5e-4, 1.5e-3, 4e-3)
-LOW_RANK = (1e-3, 3e-3, 1e-2)
+BRANCH = (1.5e-3, 4e-3, 1.1e-2)
+LOW_RANK = (3e-3, 1e-2, 3.3e-2)
 WHOLE = (3e-5, 1e-4, 3e-4)
 METHODS = {
     "grow": Method(words="library, keys by gravity", family="gravity", rates=BRANCH),
@@ -88,6 +93,7 @@ METHODS = {
     "adapters": Method(words="adapters by nearest prototype", family="dense", rates=LOW_RANK),
     "adapters-words": Method(words="adapters by words", family="dense", rates=()),
     "adapters-told": Method(words="adapters, domain told", family="dense", rates=(), needs=TOLD),
+    "alone-words": Method(words="dense alone, by words", family="dense", rates=()),
     "alone-told": Method(words="dense alone, domain told", family="dense", rates=(), needs=TOLD),
     "replay-written": Method(words="in turn, 20 % written by the base", family="dense", rates=WHOLE),
     "replay-1": Method(words="in turn, 1 % old text", family="dense", rates=WHOLE, needs=OLD),
@@ -101,9 +107,10 @@ BESIDE = {
     "grow-told": "grow-context",
     "adapters-words": "adapters",
     "adapters-told": "adapters",
+    "alone-words": "arithmetic",
     "alone-told": "arithmetic",
 }
-PLACE = {"adapters-words": "by_words"}  # of their rows in that cell; of others it is `told`
+PLACE = {"adapters-words": "by_words", "alone-words": "by_words"}  # of their rows in that cell; of others it is `told`
 FAMILIES = ("gravity", "gradient", "dense")
 REPLAY = {"turn": 0.0, "replay-1": 0.01, "replay-5": 0.05, "replay-20": 0.2, "replay-written": 0.2}
 
@@ -184,10 +191,9 @@ def list_cells(study: Study, results: Mapping[str, Mapping[str, Any]]) -> Iterat
     """
     for name in study.methods:
         method = METHODS[name]
-        tried = find_rates(name, results, study.seeds[0])
-        chosen = choose_rate(name, results, study.seeds[0])
         for seed in study.seeds:
-            rates = list(tried) if seed == study.seeds[0] else [] if chosen is None else [chosen]
+            first = seed == study.seeds[0]
+            rates = [*find_rates(name, results, seed)] if first else choose_rates(name, results, study.seeds[0])
             for rate in rates:
                 needed = [Cell("base", seed, family=method.family)]
                 if name == "gate":  # of experts that were grown
@@ -198,45 +204,65 @@ def list_cells(study: Study, results: Mapping[str, Mapping[str, Any]]) -> Iterat
                 yield Cell(name, seed, rate, method.family), needed
 
 
+def with_those_beside(method: str) -> list[str]:
+    """A method, and those that are measured in its cells."""
+    return [method, *(name for name, host in BESIDE.items() if host == method)]
+
+
+def rows_of(method: str, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A method's curve in one of its cells, or of the cells that it is measured in."""
+    found: list[dict[str, Any]] = cell[PLACE.get(method, "told") if method in BESIDE else "rows"]
+    return found
+
+
 def find_rates(method: str, results: Mapping[str, Mapping[str, Any]], seed: int) -> dict[float, float | None]:
     """The rates that the first seed tries, with what each gains on valid (joint training: with its loss on the base's
     text); None for those that are not done.
 
-    Where the best of them is the lowest or the highest, one beyond it follows.
+    Where the best of them is the lowest or the highest, for the method or for one that is measured beside it, one
+    beyond it follows.
     """
-    base = results.get(Cell("base", seed, family=METHODS[method].family).name)
+    host = BESIDE.get(method, method)
+    base = results.get(Cell("base", seed, family=METHODS[host].family).name)
 
-    def find(rate: float) -> float | None:
-        cell = results.get(Cell(method, seed, rate).name)
+    def find(name: str, rate: float) -> float | None:
+        cell = results.get(Cell(host, seed, rate).name)
         if cell is None or base is None:
             return None
-        if len(cell["rows"]) == 1:  # no curve: everything was learned at once
-            only = cell["rows"][0]["valid"]
-            return float(only["base"] + only["gained"])
-        return float(best_point(cell["rows"], base, CHOSEN_AT)["valid"]["gained"])
+        rows = rows_of(name, cell)
+        if len(rows) == 1:  # no curve: everything was learned at once, or told
+            return float(rows[0]["valid"]["base"] + rows[0]["valid"]["gained"])
+        return float(best_point(rows, base, CHOSEN_AT)["valid"]["gained"])
 
-    rates = sorted(METHODS[method].rates)
-    for _ in range(MOST_MORE):
-        gained = [find(rate) for rate in rates]
-        known = [value for value in gained if value is not None]
-        if not rates or len(known) < len(rates):
-            break
-        best = known.index(min(known))
+    def find_beyond(name: str, rates: list[float]) -> set[float]:
+        known = [value for value in (find(name, rate) for rate in rates) if value is not None]
+        best = known.index(min(known)) if known and len(known) == len(rates) else -1
         if best == 0:
-            rates.insert(0, float(f"{rates[0] ** 2 / rates[1]:.2g}"))
-        elif best == len(rates) - 1:
-            rates.append(float(f"{rates[-1] ** 2 / rates[-2]:.2g}"))
-        else:
-            break
-    return {rate: find(rate) for rate in rates}
+            return {float(f"{rates[0] ** 2 / rates[1]:.2g}")}
+        if best == len(rates) - 1:
+            return {float(f"{rates[-1] ** 2 / rates[-2]:.2g}")}
+        return set()
+
+    rates = sorted(METHODS[host].rates)
+    for _ in range(MOST_MORE):
+        beyond = set().union(*(find_beyond(name, rates) for name in with_those_beside(host)))
+        rates = sorted({*rates, *beyond})
+    return {rate: find(method, rate) for rate in rates}
 
 
 def choose_rate(method: str, results: Mapping[str, Mapping[str, Any]], seed: int) -> float | None:
     """The rate that gained most on valid in the first seed; None before all were tried."""
-    found = {rate: gained for rate, gained in find_rates(method, results, seed).items() if gained is not None}
-    if not found or len(found) < len(find_rates(method, results, seed)):
+    tried = find_rates(method, results, seed)
+    found = {rate: gained for rate, gained in tried.items() if gained is not None}
+    if not found or len(found) < len(tried):
         return None
     return min(found, key=lambda rate: found[rate])
+
+
+def choose_rates(method: str, results: Mapping[str, Mapping[str, Any]], seed: int) -> list[float]:
+    """What further seeds run: the rate of the method, and of each that is measured beside it."""
+    chosen = {choose_rate(name, results, seed) for name in with_those_beside(method)}
+    return sorted(rate for rate in chosen if rate is not None)
 
 
 def best_point(rows: list[dict[str, Any]], base: Mapping[str, Any], limit: float) -> dict[str, Any]:

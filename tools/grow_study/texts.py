@@ -96,6 +96,15 @@ def join_short(documents: Iterator[str]) -> Iterator[str]:
         yield passage
 
 
+def learn_words(place: Path, texts: Path, vocab_size: int) -> Tokenizer:
+    """The vocabulary of the base's training text, kept at `place`."""
+    if not place.is_file():
+        files = sorted((texts / BASE).glob("*-train.jsonl"))
+        documents = (text for path in files for text in read_documents(path, DataConfig()))
+        write_whole(place, Tokenizer.train(documents, vocab_size).to_json())
+    return Tokenizer.load(place)
+
+
 # --- rows -----------------------------------------------------------------------------------------------------
 
 
