@@ -288,7 +288,7 @@ def test_texts_without_splits_are_cut_in_order_and_short_ones_are_joined(tmp_pat
         (["walk"], "'walk' is no verb of the study; use one of run, cell, plan, page"),
         (["run", "--base", "stories"], "--base 'stories' names no text; write NAME=FILES"),
         (["run", "--domain", "b=none"], "--domain needs two texts or more"),
-        (["run", "--size", "huge"], "--size 'huge' is unknown; use full, medium, small, mini"),
+        (["run", "--size", "huge"], "--size 'huge' is unknown; use full, medium, laptop, small, mini"),
         (["run", "--processes", "0"], "--processes 0 is out of range; use 1 or more"),
         (["run", "--methods", "magic"], "--methods 'magic' is unknown; use grow, "),
         (["run"], "matches no file; give files that are there"),

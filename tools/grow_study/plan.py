@@ -53,6 +53,12 @@ SIZES = {
         num_layers=4, vocab_size=4096, base_steps=1500, branch_steps=150, gate_steps=60, written_rows=256,
         score_rows=128,
     ),
+    # All methods and three seeds in two hours of two cores; longer lessons than those of `small`.
+    "laptop": Size(
+        num_layers=2, d_model=96, num_heads=4, num_experts=32, d_ffn=96, top_k=2, vocab_size=1024, seq_len=96,
+        batch_size=16, base_steps=1500, base_rate=2e-3, branch_steps=150, gate_steps=60, new_experts=8,
+        adapter_rank=16, written_rows=96, score_rows=64,
+    ),
     # A real case for a CPU: a minute of one core for a base, and less for a cell.
     "small": Size(
         num_layers=2, d_model=96, num_heads=4, num_experts=16, d_ffn=96, top_k=2, vocab_size=1024, seq_len=96,
