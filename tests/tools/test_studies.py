@@ -335,7 +335,7 @@ def write_all(records: dict[str, Record], results: Path) -> None:
 
 def test_pages_without_records_say_so(place: Path) -> None:
     made = {path.name: text.decode() for path, text in make_pages(place / "results", place / "docs/studies").items()}
-    assert set(made) == {"published.md", "ladder.md", "gravity.md", "depth.md", "frontier.md", "README.md"}
+    assert set(made) == {"published.md", "ladder.md", "gravity.md", "depth.md", "frontier.md", "laptop.md", "README.md"}
     assert "Not measured yet: 140 runs are planned, none is in." in made["ladder.md"]
     assert "We expect nothing." in made["ladder.md"]
     for name in made.keys() - {"README.md"}:
@@ -354,8 +354,18 @@ def test_pages_show_intervals_and_judge_statements(place: Path) -> None:
     assert "study-ladder-difference.svg" in made
     assert "Not measured yet: " in made["ladder.md"]
     verdicts = made["README.md"].splitlines()
-    assert any("same trained parameters" in line and line.endswith("| holds |") for line in verdicts)
+    assert any("same trained parameters" in line and line.endswith("| holds | not measured yet |") for line in verdicts)
     assert any("how the keys move" in line and "holds (within 0.03)" in line for line in verdicts)
+
+
+def test_what_a_laptop_says_stands_beside_and_is_no_verdict(place: Path) -> None:
+    write_all(make_up({"laptop/gravity-v4": 3.3, "laptop/dense-equal-trainable": 3.0}), place / "results")
+    made = {path.name: text.decode() for path, text in make_pages(place / "results", place / "docs/studies").items()}
+    row = next(line for line in made["README.md"].splitlines() if "same trained parameters" in line)
+    *_, verdict, laptop, _ = (cell.strip() for cell in row.split("|"))
+    assert verdict == "not measured yet"
+    assert float(laptop.split()[0]) == pytest.approx(-0.3, abs=0.01)
+    assert laptop.endswith(": holds")
 
 
 def test_one_seed_is_a_lead_and_no_verdict(place: Path) -> None:

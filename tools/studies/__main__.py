@@ -55,6 +55,9 @@ def show_plan(arguments: list[str]) -> int:
     lines, whole = [f"{'slice':<14} {'runs':>5} {'done':>5} {'GPU min':>8} {'minutes':>8}  commands of 9 minutes"], 0.0
     for study in plan.studies.values():
         total, done, seconds = foretell(plan, study, records)
+        if study.on_cpu:
+            lines.append(f"{study.name:<14} {total:>5} {done:>5} {'a CPU will do':>17}")
+            continue
         minutes = minutes_of(total - done, seconds, 1 if study.is_alone else options.workers)
         whole += minutes
         lines.append(

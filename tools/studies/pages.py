@@ -21,7 +21,7 @@ from tools.studies.drawings import draw_differences, draw_losses
 from tools.studies.outcomes import Outcome, Outcomes
 from tools.studies.plan import Plan, read_plan
 from tools.studies.records import Records, count_with_stories, read_records
-from tools.studies.verdicts import NOT_YET, judge
+from tools.studies.verdicts import NOT_YET, judge, judge_on_laptop
 
 COMMAND = "python -m tools.studies pages"
 WORDS = Path(__file__).with_name("words.yaml")
@@ -297,6 +297,7 @@ python -m tools.studies plan                                        # slices by 
 python -m tools.studies data --from TEXTS --out carry/studies       # 22 MiB: every story, and the novels
 python -m tools.studies run --slice timing --data carry/studies --out OUT --minutes 9     # one by one on the chip
 python -m tools.studies run --slice ladder --data carry/studies --out OUT --minutes 9 --workers 6
+python -m tools.studies run --slice laptop --data carry/studies --out OUT --minutes 120 --workers 2    # on a CPU
 python -m tools.studies take OUT/records.jsonl.gz                   # into results/; then the slice goes on
 python -m tools.studies pages && make docs-check                    # the pages, from the records
 ```
@@ -313,7 +314,8 @@ def write_index(plan: Plan, records: Records, words: Mapping[str, Any], outcomes
     for study in plan.studies.values():
         total, done, seconds = foretell(plan, study, records)
         minutes = minutes_of(total - done, seconds, 1 if study.is_alone else 6)
-        rows.append([study.name, sentence(study.words), str(total), str(done), f"{minutes:.0f}"])
+        minutes_open = "a CPU will do" if study.on_cpu else f"{minutes:.0f}"
+        rows.append([study.name, sentence(study.words), str(total), str(done), minutes_open])
     parts = [
         "# Studies",
         "What each part of SoME is worth, said so that it stands: three random seeds that also change the frozen "
@@ -325,11 +327,13 @@ def write_index(plan: Plan, records: Records, words: Mapping[str, Any], outcomes
         table(["slice", "what it asks", "runs", "done", "minutes open, H200"], rows, words=2),
         "## Every statement and its verdict",
         "Statements of our own first measurements (one seed each), and the advice of the published reports. The "
-        "figure is the loss of the first thing named minus that of the second.",
+        "figure is the loss of the first thing named minus that of the second. *On a laptop*: what the "
+        "[smallest study](laptop.md) says of the same; models a sixth as wide, so a lead for the others.",
     ]
     for source, statements in words["statements"].items():
-        lines = [[sentence(one["says"]), *judge(one, outcomes)] for one in statements]
-        parts += [f"### {source[0].upper()}{source[1:]}", table(["statement", "measured", "verdict"], lines, words=3)]
+        lines = [[sentence(one["says"]), *judge(one, outcomes), judge_on_laptop(one, outcomes)] for one in statements]
+        heads = ["statement", "measured", "verdict", "on a laptop"]
+        parts += [f"### {source[0].upper()}{source[1:]}", table(heads, lines, words=4)]
     left = [f"- `{name}`: {plain(plan.left_out.get(name, ''))}" for name in plan.list_uncovered()]
     parts += ["## Registered runs that nobody measures", "\n".join(left) or "None."]
     return parts

@@ -130,6 +130,7 @@ class Study:
     words: str
     arms: tuple[Arm, ...]
     base: str = ""  # the arm that `like` names, which the others are compared with
+    on_cpu: bool = False  # a laptop will do
 
     @property
     def is_alone(self) -> bool:
@@ -255,7 +256,7 @@ def read_plan(file: Path = PLAN) -> Plan:
             arms = {one: {} for one in list_rest(studies, left_out)}
         made = tuple(make_arm(name, own, arm, values or {}, protocols, grids) for arm, values in arms.items())
         base = own.get("like", "").split("/")[-1]
-        studies[name] = Study(name=name, words=own["words"], arms=made, base=base)
+        studies[name] = Study(name=name, words=own["words"], arms=made, base=base, on_cpu=own.get("cpu", False))
     plan = Plan(studies=studies, left_out=left_out)
     for arm in plan.arms.values():
         if arm.like and arm.like not in plan.arms:

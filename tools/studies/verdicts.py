@@ -30,6 +30,19 @@ def judge(statement: Mapping[str, Any], outcomes: Outcomes) -> tuple[str, str]:
     return measured, written or verdict
 
 
+def judge_on_laptop(statement: Mapping[str, Any], outcomes: Outcomes) -> str:
+    """The same of the study `laptop`, in a few words; empty where it does not ask that."""
+    kind = next((one for one in ("ahead", "equal") if one in statement), None)
+    if kind is None:
+        return ""
+    names = statement.get("laptop") or [key.split("/")[-1] for key in statement[kind]]
+    one, other = (outcomes.found.get(f"laptop/{name}") for name in names)
+    if one is None or other is None:
+        return ""
+    measured, verdict = judge_loss(one, other, kind, float(statement.get("within", WITHIN)))
+    return verdict if verdict == NOT_YET else f"{measured.split(' nats')[0]}: {verdict}"
+
+
 def find(outcomes: Outcomes, key: str) -> Outcome:
     if key not in outcomes.found:
         raise ConfigError(f"words.yaml names the arm {key!r}, which the plan has not; write STUDY/ARM")
