@@ -237,19 +237,19 @@ class Seen:
             self.around(stack, layer, "run_experts", lambda run, *given: self(at + "hook_expert_out", run(*given)))
 
     def watch_router(self, stack: ExitStack, router: KeyRouter, at: str) -> None:
-        def select(plain: Callable[..., Tensor], biased: Tensor, top_k: int) -> Tensor:
-            biased = self(at + "hook_selection", biased)
-            if at + "hook_selection" in self.edits and bool(
-                (biased.isneginf().sum(-1) > biased.shape[-1] - top_k).any()
-            ):
+        def rank(plain: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+            biased, top_k = self(at + "hook_selection", plain(*given)), router.model.top_k
+            if bool((biased.isneginf().sum(-1) > biased.shape[-1] - top_k).any()):
                 raise ConfigError(f"a token of {at[:-1]} has fewer than {top_k} experts left to choose; forbid fewer")
-            return self(at + "hook_expert_indices", plain(biased, top_k))
+            return biased
 
         wanted = {name.removeprefix(at) for name in self.edits}
         if "hook_scores" in wanted:
             self.around(stack, router, "score", lambda plain, query: self(at + "hook_scores", plain(query)))
-        if wanted & {"hook_selection", "hook_expert_indices"}:
-            self.around(stack, router, "select", select)
+        if "hook_selection" in wanted:
+            self.around(stack, router, "rank", rank)
+        if "hook_expert_indices" in wanted:
+            self.around(stack, router, "select", lambda plain, *given: self(at + "hook_expert_indices", plain(*given)))
         if "hook_gates" in wanted:
             self.around(stack, router, "weigh", lambda plain, *given: self(at + "hook_gates", plain(*given)))
 

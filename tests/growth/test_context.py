@@ -1,6 +1,7 @@
 """Branches that look back: what came before a token has a say, what comes after has none; a cache changes nothing."""
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,10 @@ from torch import Tensor
 
 import some_moe
 from some_moe.config import ConfigError, GravityConfig, ModelConfig
-from some_moe.growth.context import FADES, Context, lean_on, let_speak
-from some_moe.growth.keys import calibrate, score_margins
-from some_moe.growth.library import widen
+from some_moe.growth.context import FADES, FLOOR, Context, let_speak, set_prior, sum_rows
+from some_moe.growth.library import BranchRouter, widen
 from some_moe.growth.opening import read_grown
 from some_moe.model.attention import Cache
-from some_moe.model.router import KeyRouter
 from some_moe.model.transformer import SomeLM
 from some_moe.system.records import Branch
 from some_moe.training.runs import Run
@@ -71,32 +70,99 @@ def context_of(model: SomeLM) -> Context:
     return model.context
 
 
+def set_priors(model: SomeLM, prior: float) -> None:
+    for branch in context_of(model).speaking:
+        branch.get_buffer("prior").fill_(prior)
+
+
 def draw_tokens(*shape: int) -> Tensor:
     return torch.randint(3, 300, shape, generator=torch.Generator().manual_seed(1))
 
 
-def test_what_came_before_a_token_has_a_say_and_what_comes_after_has_none() -> None:
+def add_up_by_hand(words: Tensor, weight: float, ids: Tensor) -> list[float]:
+    total, sums = 0.0, []
+    for word in ids.tolist():
+        total = max(FADES * total + weight * float(words[word]), FLOOR)
+        sums.append(total)
+    return sums
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 37])
+def test_sums_are_what_a_loop_over_tokens_finds(length: int) -> None:
     model = make_model(3.0, 2.0)
-    context, ids = context_of(model), draw_tokens(2, 8)
-    leaning = context.lean(ids)
-    assert leaning.shape == (2, 8, 9)
-    assert not leaning[..., :6].any()
-    assert torch.equal(leaning[..., 6], leaning[..., 7])
-    for expert, number, weight in ((6, 0, 3.0), (8, 1, 2.0)):
-        said = words_of(model)[number][ids[0, :3]]
-        total = FADES**2 * said[0] + FADES * said[1] + said[2]
-        assert leaning[0, 2, expert].item() == pytest.approx(weight * float(total), rel=1e-5)
+    ids = draw_tokens(2, length)
+    sums = context_of(model).add_up(ids)
+    assert sums.shape == (2, length, 2)
+    lowest = 0.0
+    for row, (number, weight) in product(range(2), enumerate((3.0, 2.0))):
+        by_hand = add_up_by_hand(words_of(model)[number], weight, ids[row])
+        assert sums[row, :, number].tolist() == pytest.approx(by_hand, rel=1e-5, abs=1e-5)
+        lowest = min(lowest, *by_hand)
+    assert lowest == FLOOR or length < 37
+
+
+def test_what_came_before_a_token_has_a_say_and_what_comes_after_has_none() -> None:
+    context, ids = context_of(make_model(3.0, 2.0)), draw_tokens(2, 8)
     later = ids.clone()
     later[:, 5:] = 3 + (later[:, 5:] + 1) % 297
-    assert torch.equal(context.lean(later)[:, :5], leaning[:, :5])
-    assert not torch.equal(context.lean(later)[:, 5:], leaning[:, 5:])
+    assert torch.equal(context.add_up(later)[:, :5], context.add_up(ids)[:, :5])
+    assert not torch.equal(context.add_up(later)[:, 5:], context.add_up(ids)[:, 5:])
+
+
+def test_the_branch_with_the_largest_share_counts_as_much_as_it() -> None:
+    model = make_model(3.0, 2.0)
+    context = context_of(model)
+    odds = torch.tensor([[2.0, 1.0], [-1.0, 0.0], [-9.0, -9.0], [40.0, -40.0]])
+    for number, branch in enumerate(context.speaking):
+        branch.get_buffer("prior").fill_(number - 0.5)
+    shares = context.share((odds - context.prior)[None])[0]
+    wanted = torch.cat([torch.zeros(4, 1), odds], 1).softmax(1)[:, 1:]
+    assert (shares[:, :6] == 1).all(), "the base is not asked"
+    assert torch.allclose(shares[:, 6:8], torch.stack([wanted[0, :1], *torch.zeros(2, 1), wanted[3, :1]]).expand(4, 2))
+    assert torch.allclose(shares[:, 8], torch.stack([torch.zeros(()), wanted[1, 1], *torch.zeros(2)]))
+
+
+def test_shares_are_what_gates_are_scaled_by() -> None:
+    model, ids = make_model(3.0, 2.0), draw_tokens(2, 8)
+    router, query = model.layers[0].key_router, torch.randn(2, 8, 16)
+    assert router is not None
+    set_priors(model, -6.0)
+    shares = context_of(model).share(context_of(model).add_up(ids))
+    found, scores = router.choose(query, TOP_K, shares), router.score(query)
+    served = shares[..., 6:].amax(-1)
+    assert 0.2 < float((served > 0).double().mean()) < 1
+    for row, place in product(range(2), range(8)):
+        experts, gates = found.experts[row, place].tolist(), found.gates[row, place]
+        if served[row, place] == 0:
+            assert max(experts) < 6
+            assert float(gates.sum()) == pytest.approx(1)
+        elif shares[row, place, 8]:  # a branch of one expert: the base has the other place
+            assert experts[0] == 8
+            assert experts[1] == int(scores[row, place, :6].argmax())
+        else:
+            assert set(experts) == {6, 7}
+            assert float(gates.sum()) == pytest.approx(float(served[row, place]))
+            own = scores[row, place, experts].softmax(-1) * served[row, place]
+            assert torch.allclose(gates, own)
+
+
+def test_a_branch_that_learns_has_every_token() -> None:
+    model, ids = make_model(3.0, 0.0), draw_tokens(2, 8)
+    set_priors(model, -1e3)
+    for learning, training, grad in ((True, True, True), (False, False, True), (False, True, False)):
+        model.train(training)
+        with torch.set_grad_enabled(grad):
+            routings = model(ids).routings
+        for routing in routings:
+            assert routing.experts is not None
+            assert ((routing.experts == 6) | (routing.experts == 7)).all() == learning
 
 
 def test_a_word_says_how_much_likelier_it_is_in_the_branchs_text() -> None:
     model = make_model(3.0, 0.0)
     new, old = torch.zeros(300, dtype=torch.int64), torch.zeros(300, dtype=torch.int64)
     new[:6], old[:6] = torch.tensor([9, 9, 0, 40, 0, 10]), torch.tensor([1, 1, 0, 0, 40, 10])
-    let_speak(model, new, old)
+    let_speak(context_of(model), new, old)
     (words,) = words_of(model)
     assert not words[:3].any()  # marks
     longer = math.log((new.sum() + 150) / (old.sum() + 150))
@@ -104,65 +170,56 @@ def test_a_word_says_how_much_likelier_it_is_in_the_branchs_text() -> None:
         assert words[number].item() == pytest.approx(math.log(times) - longer, rel=1e-4)
 
 
-def test_every_layer_leans_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = make_model(3.0, 2.0), draw_tokens(2, 8)
+def test_every_layer_has_the_same_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = make_model(3.0, 2.0).eval(), draw_tokens(2, 8)
     met: list[Tensor | None] = []
-    choose = KeyRouter.choose
+    choose = BranchRouter.choose
 
-    def listen(self: KeyRouter, query: Tensor, top_k: int, leaning: Tensor | None = None) -> Any:
-        met.append(leaning)
-        return choose(self, query, top_k, leaning)
+    def listen(self: BranchRouter, query: Tensor, top_k: int, shares: Tensor | None = None) -> Any:
+        met.append(shares)
+        return choose(self, query, top_k, shares)
 
-    monkeypatch.setattr(KeyRouter, "choose", listen)
+    monkeypatch.setattr(BranchRouter, "choose", listen)
     model(ids)
     first, last = met
     assert first is not None
     assert last is not None
     assert torch.equal(first, last)
-    assert torch.equal(first, context_of(model).lean(ids))
+    context = context_of(model)
+    assert torch.equal(first, context.share(context.add_up(ids)))
 
 
 def test_documents_of_one_row_are_strangers() -> None:
     context, ids = context_of(make_model(3.0, 2.0)), draw_tokens(2, 8)
-    apart = context.lean(ids, torch.tensor([[0] * 3 + [1] * 5] * 2))
+    apart = context.add_up(ids, torch.tensor([[0] * 3 + [1] * 5] * 2))
     for part in (slice(3), slice(3, None)):
-        assert torch.allclose(apart[:, part], context.lean(ids[:, part]), atol=1e-5)
+        assert torch.allclose(apart[:, part], context.add_up(ids[:, part]), atol=1e-5)
 
 
 def test_weight_zero_chooses_as_if_nothing_looked_back() -> None:
     assert make_model(0.0, 0.0).context is None
     model = make_model(0.0, 2.0)
-    for words in words_of(model):
-        words.fill_(-1e3)  # what looks back is never chosen, and moves nothing else
+    set_priors(model, -1e3)  # what looks back is never chosen, and moves nothing else
     router, query = model.layers[-1].key_router, torch.randn(2, 8, 16)
     assert router is not None
-    found = router.choose(query, TOP_K, context_of(model).lean(draw_tokens(2, 8)))[0]
+    context = context_of(model)
+    found = router.choose(query, TOP_K, context.share(context.add_up(draw_tokens(2, 8))))
     router.state.bias[8] = -1e4
-    assert torch.equal(found, router.choose(query, TOP_K)[0])
+    plain = router.choose(query, TOP_K)
+    assert torch.equal(found.experts, plain.experts)
+    assert torch.equal(found.gates, plain.gates)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2])
-def test_a_branch_has_one_bias_set_by_what_is_chosen_in_context(share: float) -> None:
-    model = make_model(3.0, 2.0)
-    layer, context = model.layers[0], context_of(model)
+def test_the_prior_gives_a_branch_its_share_of_the_kept_text(share: float) -> None:
+    context = context_of(make_model(3.0, 0.0))
     lengths = [20, 50, 30] * 40
-    ids, queries = draw_tokens(sum(lengths)), torch.randn(sum(lengths), 16)
-    leaning = lean_on(model, ids, lengths)
-    assert leaning is not None
+    ids = draw_tokens(sum(lengths))
+    sums = sum_rows(context, ids, lengths)
     rows = list(ids.split(lengths))
-    assert torch.allclose(leaning[20:70], context.lean(rows[1][None])[0], atol=1e-5)
-    bias = calibrate(layer, queries, 6, share, leaning)
-    assert len(set(bias.tolist())) == 1
-    chosen = (score_margins(layer, queries, 6, leaning) + bias > 0).any(1)
-    assert float(chosen.double().mean()) == pytest.approx(share / 3, abs=1e-3)
-    first = layer.key_router
-    assert first is not None
-    first.state.bias[6:] = bias
-    used = []
-    for row, query in zip(rows, queries.split(lengths), strict=True):
-        used.append((first.choose(query[None], TOP_K, context.lean(row[None]))[0][0] >= 6).any(-1))
-    assert int((torch.cat(used) != chosen).sum()) <= 1  # the last token lies on the border
-    assert not calibrate(layer, queries, 6, share, leaning - 1e3).any()  # what speaks against it is not overruled
+    assert torch.allclose(sums[20:70], context.add_up(rows[1][None])[0], atol=1e-5)
+    set_prior(context, sums, share)
+    assert float((sums + context.prior).sigmoid().mean()) == pytest.approx(share, abs=1e-4)
 
 
 def logits_of(run: Run) -> Tensor:
@@ -209,7 +266,7 @@ def test_branches_that_look_back_are_merged_in_any_order_and_leave_no_trace(plac
 
 
 def test_the_fast_model_is_refused(place: Path) -> None:
-    with pytest.raises(ConfigError, match="a library that looks back has no fast form"):
+    with pytest.raises(ConfigError, match="a library with branches has no fast form"):
         some_moe.accelerate(some_moe.load(place / "plus").model)
 
 

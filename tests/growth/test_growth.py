@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,9 +26,13 @@ from some_moe.glass.inspect.branches import list_owners, measure_branches
 from some_moe.glass.inspect.collection import ARRAYS, Collection
 from some_moe.glass.inspect.interventions import exchange_experts, knock_out, stand_in
 from some_moe.glass.inspect.projections import KeyMap
-from some_moe.growth.library import BranchedLibrary
-from some_moe.growth.opening import read_grown
+from some_moe.growth.api import begin_branch, make_branch
+from some_moe.growth.keys import collect_queries
+from some_moe.growth.library import BranchedLibrary, widen
+from some_moe.growth.opening import read_grown, set_favour
 from some_moe.growth.sharing import FAVOURS, score_texts, served
+from some_moe.model.tokens import TokenInfo
+from some_moe.model.transformer import SomeLM
 from some_moe.sinks.display import Display
 from some_moe.training.runs import Run
 from tests.shared.tiny import A1, TINY
@@ -43,7 +48,8 @@ KINDS: dict[str, dict[str, Any]] = {
                       "gravity.use_delta": False},
 }  # fmt: skip
 EMPTY = ARRAYS.keys() - {"tokens", "experts"}
-FEW = {"experts": 3, "steps": 6, "changes": {"data.batch_size": 4}, "display": False}
+FEW: dict[str, Any] = {"experts": 3, "steps": 6, "changes": {"data.batch_size": 4}, "display": False}
+FEW |= {"looks_back": 0.0, "head_rank": 2}
 
 
 def write_sums(path: Path, seed: int, sign: str) -> Path:
@@ -68,9 +74,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits_of(run: Run) -> Tensor:
+    return logits_of_model(run.model)
+
+
+def logits_of_model(model: SomeLM) -> Tensor:
     tokens = torch.randint(0, 400, (3, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return run.model(tokens).logits
+        return model(tokens).logits
 
 
 def weights_in(run: Path) -> bytes:
@@ -99,8 +109,66 @@ def test_nothing_of_the_base_changes(place: Path, tmp_path: Path, kind: str) -> 
             for name, stack in zip(a.library.matrices(), a.library.stacks(), strict=True):
                 assert torch.equal(stack, getattr(joined, name)[:8])
     unused = logits_of(some_moe.load(grown.path, favour=-1e9))
-    assert torch.allclose(unused, logits_of(some_moe.load(place / kind)), atol=2e-6)
+    assert torch.allclose(unused, logits_of(some_moe.load(place / kind)), rtol=0, atol=2e-6)
     assert not torch.equal(unused, logits_of(some_moe.load(grown.path, favour=1e9)))
+
+
+@pytest.mark.parametrize("trainability", ["full", "lora"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_branch_begins_as_its_base(place: Path, kind: str, trainability: str) -> None:
+    base = some_moe.load(place / kind)
+    before, rows = logits_of(base), base.read_data().train
+    queries = collect_queries(base.model, rows, base.config)
+    model = widen(base.model, [make_branch("new", 3, trainability, 2)])
+    reached = begin_branch(model, queries, queries, 0.3, seed=0)
+    assert reached > 0.1
+    now = logits_of_model(model)
+    assert torch.allclose(now, before, rtol=0, atol=2e-6)  # scores are rounded otherwise among more keys
+    for favour in (-1e9, 1e9):  # by nobody, and by the branch alone
+        set_favour(model, favour)
+        assert torch.equal(logits_of_model(model), now)
+
+
+def test_a_branch_is_added_to_what_the_base_says(place: Path) -> None:
+    run = some_moe.load(place / "plus", favour=0.5)
+    x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
+    layer, base = run.model.layers[0], some_moe.load(place / "frozen").model.layers[0]
+    info = TokenInfo.of((2, 9), "cpu")
+    assert layer.query is not None
+    assert layer.key_router is not None
+    assert base.key_router is not None
+    with torch.no_grad():
+        gates, routing = layer.key_router(layer.query(x), info, 2)
+        old_gates, old = base.key_router(base.query(x), info, 2)  # type: ignore[misc]
+        said = layer.run_experts(x, gates, routing) - base.run_experts(x, old_gates, old)
+        assert routing.base_experts is not None
+        assert routing.experts is not None
+        assert torch.equal(routing.base_experts, old.experts)  # type: ignore[arg-type]
+        assert torch.equal(routing.base_gates, old_gates)  # type: ignore[arg-type]
+        weights = layer.library.weights()
+        for row, at in np.ndindex(2, 9):
+            expected = torch.zeros(32)
+            for gate, expert in zip(gates[row, at], routing.experts[row, at].tolist(), strict=True):
+                if expert >= 8:
+                    hidden = F.gelu(weights.up[expert] @ x[row, at] + weights.up_bias[expert])
+                    expected += gate * (weights.down[expert] @ hidden + weights.down_bias[expert])
+            assert torch.allclose(said[row, at], expected, atol=1e-6)
+    assert (routing.experts >= 8).any(-1).float().mean() not in (0, 1)
+
+
+def test_branches_of_the_first_format_are_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(place / "plus", tmp_path / "plus"))
+    record = json.loads((copy / "grown.json").read_text())
+    assert record["format_version"] == 2
+    for version in (1, 3, None):
+        old = record | {"format_version": version}
+        (copy / "grown.json").write_text(json.dumps({name: value for name, value in old.items() if value is not None}))
+        sentence = f"has branches of format {version or 1}, and this program reads format 2; grow them again"
+        for words in (("eval", str(copy)), ("merge", str(copy), "--out", str(tmp_path / "out"))):
+            assert sentence in refused(capsys, *words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_branch_learns_its_text_and_says_so(place: Path) -> None:
@@ -108,7 +176,7 @@ def test_a_branch_learns_its_text_and_says_so(place: Path) -> None:
     base = some_moe.load(place / "frozen").evaluate(data=place / "plus.txt", device="cpu")["loss"]
     assert run.evaluate(data=place / "plus.txt", device="cpu")["loss"] < base
     assert run.result is not None
-    new = 3 * (2 * 32 * 32 + 32 + 32) * 2
+    new = 3 * (2 * 32 * 32 + 32 + 32) * 2 + 2 * (32 + run.config.model.vocab_size)
     assert run.result["trainable_parameters"] == new
     assert run.result["total_parameters"] == new + sum(some_moe.load(place / "frozen").model.count_parameters()[1:])
     grown = read_grown(run.path)
@@ -124,7 +192,11 @@ def test_what_is_saved_is_the_branch_alone(place: Path) -> None:
         ("minus", {"up_in", "up_out", "down_in", "down_out"}),
     ):
         saved = load_file(some_moe.load(place / name).checkpoint / "model.safetensors")
-        assert {key.rpartition(".")[2] for key in saved if ".library." in key} == parts | {"near"}
+        assert {key.rpartition(".")[2] for key in saved if ".library." in key} == parts | {
+            "near",
+            "head_in",
+            "head_out",
+        }
         assert not [key for key in saved if ".library." not in key and ".state." not in key]
 
 
@@ -341,13 +413,20 @@ def test_words_that_a_branch_took_over_are_counted_by_hand(place: Path) -> None:
     experts = np.zeros((2, 12, 2), np.int16)  # everything is the base's …
     experts[:, 1::2, 0] = 3  # … but for a half of each b
     experts[1, 0, 1] = 4  # and a quarter of one a, by another branch
-    seen = Collection(meta=meta, tokens=tokens, experts=experts, **dict.fromkeys(EMPTY, np.zeros(0)))
+    gates = np.full((2, 12, 2), 0.5, np.float32)
+    gates[0, 1, 0] = 0.25  # one b leaves the base more
+    seen = Collection(
+        meta=meta, tokens=tokens, experts=experts, gates=gates, **dict.fromkeys(EMPTY - {"gates"}, np.zeros(0))
+    )
     branches = [{"name": "one", "experts": 2}, {"name": "two", "experts": 1}]
     base, one, two = measure_branches({"branches": branches}, seen, tokenizer)
     assert list_owners({"branches": branches}, 5)[1].tolist() == [0, 0, 1, 1, 2]
     assert (base["name"], base["words"]) == ("base", [])
-    assert one["share"] == pytest.approx(0.25)
-    assert one["words"] == [{"text": tokenizer.decode([ids[1]]), "count": 6, "share": 0.5}]
+    assert one["share"] == pytest.approx(0.25 - 0.25 / 24, abs=1e-6)
+    assert base["share"] == pytest.approx(1 - one["share"] - two["share"], abs=2e-6)
+    assert one["words"] == [
+        {"text": tokenizer.decode([ids[1]]), "count": 6, "share": pytest.approx(0.5 - 0.25 / 12, abs=1e-4)}
+    ]
     assert two["by_layer"] == pytest.approx([0, 1 / 24], abs=1e-6)
     assert two["words"] == [
         {"text": tokenizer.decode([ids[0]]), "count": 6, "share": pytest.approx(0.25 / 6, abs=1e-4)}
@@ -388,12 +467,19 @@ def test_experts_of_branches_are_exchanged_and_taken_away_as_others_are(place: P
     layer = run.model.layers[0]
     x, gates = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)), torch.ones(5, 1)
     order = np.roll(np.arange(11), 1)
+
+    def compute(expert: int, base: int = 2) -> Tensor:
+        chosen, beneath = (torch.full((5, 1), one) for one in (expert, base))
+        found: Tensor = layer.library(x, chosen, gates, beneath, gates)
+        return found
+
     with torch.no_grad():
-        old, new = (layer.library(x, torch.full((5, 1), expert), gates) for expert in (2, 9))
+        old, new = compute(2), compute(9)
+        assert not torch.equal(old, new)
         with stand_in(*exchange_experts(layer, order)):
-            assert torch.equal(layer.library(x, torch.full((5, 1), 3), gates), old)
-            assert torch.equal(layer.library(x, torch.full((5, 1), 10), gates), new)
-        assert torch.equal(layer.library(x, torch.full((5, 1), 9), gates), new)
+            assert torch.equal(compute(3, base=3), old)
+            assert torch.equal(compute(10, base=3), new)
+        assert torch.equal(compute(9), new)
         with stand_in(knock_out(layer, [8, 9])):
             routing = run.model(torch.full((1, 4), 7)).routings[0]
     assert routing.experts is not None

@@ -263,8 +263,8 @@ def test_branches_that_look_back_travel_too(tmp_path: Path, monkeypatch: pytest.
     merged = some_moe.merge([tmp_path / name for name in ("one", "two", "three")], tmp_path / "all", favour=1.0)
     with torch.no_grad():
         output = merged.model(IDS)
-    shares = [float((routing.experts >= 6).double().mean()) for routing in output.routings]
-    assert any(0.1 < share < 0.9 for share in shares), "base and branches take turns"
+    shares = [routing.gates[routing.experts >= 6] for routing in output.routings]
+    assert any(bool(((share > 0.05) & (share < 0.5)).any()) for share in shares), "base and branches share tokens"
     export(merged, tmp_path / "out")
     compare_everything(merged.model, tmp_path / "out", tmp_path / "again")
     model = SomeForCausalLM.from_pretrained(tmp_path / "out")

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from some_moe.data.batches import Rows
+from some_moe.growth.api import HEAD_RANK
 from some_moe.stories.generator import tell_many
 from tools.grow_study import plan
 from tools.grow_study.__main__ import hide_path, main
@@ -85,7 +86,8 @@ def test_a_cell_leaves_every_figure_and_where_it_comes_from(study: Study) -> Non
     assert found["pairs"].keys() == {"sums+code"}
     assert found["pairs"]["sums+code"]["sums"] == next(r["test"]["sums"] for r in found["rows"] if r["point"] == 0)
     per_expert = 2 * 32 * 32 + 32 + 32
-    assert found["trained_bytes"] == 4 * 2 * 2 * 3 * (per_expert + 32 + 1)  # with its key, and its bias
+    experts = 2 * 3 * (per_expert + 32 + 1)  # in two layers; with its key, and its bias
+    assert found["trained_bytes"] == 4 * 2 * (experts + HEAD_RANK * (32 + 512))  # of two domains
 
 
 def test_what_is_done_is_not_done_again(study: Study, tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ Shapes: R rows.
 """
 
 import copy
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import count
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tools.grow_study.plan import Study
 from tools.grow_study.texts import BASE, MixedRows, add_rows, data_config, join, mix_rows, open_text, take_rows
 
 MIXED = "mixed"
+LOOKS = 6  # at valid, while anything learns, evenly spaced: what did best is kept
 OFF: dict[str, Any] = {"use_alpha": False, "use_beta": False, "use_delta": False}
 # Attraction as a spherical running mean, no peers; keys that nobody uses seek queries; a bias keeps the load even.
 SPHERE: dict[str, Any] = {"use_beta": False, "inertia": False, "alpha": 0.05, "normalize": True, "delta": 0.02}
@@ -148,24 +150,29 @@ class Bench:
 
     # --- learning ---------------------------------------------------------------------------------------------
 
-    def learn(self, model: SomeLM, rows: Rows, rate: float, steps: int | None = None) -> SomeLM:
-        """Let what of a model wants a gradient learn rows; of a short text no more than a few passes."""
+    def learn(self, model: SomeLM, rows: Rows, rate: float, watched: Sequence[str], steps: int | None = None) -> SomeLM:
+        """Let what of a model wants a gradient learn rows; of a short text no more than a few passes.
+
+        It stops early, as `some grow` does: the model is as it was when it did best on valid rows of the watched texts.
+        """
         config = self.config.override({"train.learning_rate": rate})
         on_gpu = self.machine.device.type == "cuda"
         rows_a_step = min(config.rows_a_step, max(1, len(rows) // 2))
         batches = Batches(rows, config.data, rows_a_step=rows_a_step, seed=self.seed, for_gpu=on_gpu)
         if steps is None:
             steps = min(self.size.branch_steps, self.size.most_passes * max(1, len(batches)))
+        looks = {round(steps * look / LOOKS) for look in range(1, LOOKS + 1)}
         stepper = self.machine.make_stepper(model.train(), config, steps)
-        began, step = time.perf_counter(), 0
-        for epoch in count():
-            for batch in batches.epoch(epoch):
-                if step == steps:
-                    break
-                stepper(batch, step)
-                step += 1
-            if step == steps:
-                break
+        began, best, lowest = time.perf_counter(), model.state_dict(), math.inf
+        endless = chain.from_iterable(batches.epoch(epoch) for epoch in count())
+        for step, batch in enumerate(islice(endless, steps)):
+            stepper(batch, step)
+            if step + 1 in looks:
+                loss = sum(self.loss(model.eval(), "valid", name) for name in watched)
+                if loss < lowest:
+                    lowest, best = loss, {name: value.clone() for name, value in model.state_dict().items()}
+                model.train()
+        model.load_state_dict(best)
         if on_gpu:
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - began
@@ -198,6 +205,10 @@ class Bench:
             ]
             found.append(torch.stack([part.sum(1) for part in parts], 1).view(-1, 2, 2))
         return torch.cat(found).cpu()
+
+    def loss(self, model: SomeLM, split: str, name: str) -> float:
+        nats, tokens = self.score_rows(model, self.scored[split][name]).sum((0, 1)).tolist()
+        return float(nats / tokens)
 
     def score(self, model: SomeLM) -> Losses:
         """The loss of a model on each text."""

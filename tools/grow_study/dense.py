@@ -43,7 +43,8 @@ def learn_in_turn(bench: Bench, method: str, rate: float) -> dict[str, Any]:
     base, model = weights_of(bench.base), bench.fresh()
     domains = list(np.roll(bench.study.domains, -bench.seed))
     for domain in domains:
-        bench.learn(model, bench.replayed(domain, REPLAY[method], written=method == "replay-written"), rate)
+        text = bench.replayed(domain, REPLAY[method], written=method == "replay-written")
+        bench.learn(model, text, rate, [domain])
     end = weights_of(model)
     rows = [row_of(share, bench.score(blend(model, base, [end], share))) for share in SHARES]
     size = sum(value.numel() for value in base.values())
@@ -55,7 +56,7 @@ def learn_apart(bench: Bench, rate: float) -> dict[str, Any]:
     base, model = weights_of(bench.base), bench.fresh()
     ends, scores = [], []
     for domain in bench.study.domains:
-        model = bench.learn(blend(model, base, [], 0), bench.text(domain).train, rate)
+        model = bench.learn(blend(model, base, [], 0), bench.text(domain).train, rate, [domain])
         ends.append(weights_of(model))
         scores.append(score_rows(bench, model))
     scores = [score_rows(bench, bench.base), *scores]
@@ -83,15 +84,15 @@ class LowRank(nn.Module):
 
 
 def adapt(bench: Bench, domain: str, rate: float) -> tuple[SomeLM, int]:
-    """The base with a low-rank update of every map in its blocks that has learned a domain, and its parameters."""
+    """The base with a low-rank update of every map, the head's too, that has learned a domain, and its parameters."""
     model = bench.fresh().requires_grad_(False)
     torch.manual_seed(bench.seed)
-    for module in list(model.blocks.modules()):
+    for module in list(model.modules()):
         if isinstance(module, Linear):
             parametrize.register_parametrization(module, "weight", LowRank(module.weight, bench.size.adapter_rank))
             module.parametrizations["weight"].original.requires_grad_(False)  # type: ignore[index, union-attr]
     size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return bench.learn(model, bench.text(domain).train, rate), size
+    return bench.learn(model, bench.text(domain).train, rate, [domain]), size
 
 
 def learn_adapters(bench: Bench, rate: float) -> dict[str, Any]:
@@ -214,6 +215,6 @@ def learn_jointly(bench: Bench, family: str, rate: float) -> dict[str, Any]:
     config = base_config(bench.study, family, bench.seed, steps=steps, rate=rate)
     bench.config = config.override({"train.fast": "off"})  # with decay, as a base has it
     model = bench.machine.make_model(config)
-    bench.learn(model, bench.everything(), rate, steps)
+    bench.learn(model, bench.everything(), rate, [*bench.study.base, *bench.study.domains], steps)
     trained, _ = model.count_parameters()
     return {"rows": [row_of(0.0, bench.score(model))], "trained": trained, "stored": trained}

@@ -14,11 +14,21 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from some_moe.growth.api import ONLY, PLACED, SHARE, Part, begin_branch, make_branch, put_together
+from some_moe.growth.api import (
+    HEAD_RANK,
+    LOOKS_BACK,
+    ONLY,
+    PLACED,
+    SHARE,
+    Part,
+    begin_branch,
+    make_branch,
+    put_together,
+)
 from some_moe.growth.keys import Queries, calibrate, collect_queries
-from some_moe.growth.library import BranchedLibrary, widen
+from some_moe.growth.library import BranchedLibrary, BranchRouter, widen
 from some_moe.growth.opening import let_learn, set_favour
-from some_moe.model.router import KeyRouter
+from some_moe.model.router import Choice
 from some_moe.model.transformer import SomeLM
 from some_moe.system.files import write_tensors
 from some_moe.system.records import Branch
@@ -28,7 +38,6 @@ from tools.grow_study.plan import FAVOURS
 
 WIDE = 0.1  # share of kept text that branches of `grow-wide` may have while they learn
 FORCED = 1e4  # a favour that leaves the base nothing
-CONTEXT = 3.0  # as `some grow --looks-back 3`
 
 
 def run(bench: Bench, method: str, rate: float, grown_rate: float) -> dict[str, Any]:
@@ -81,8 +90,7 @@ def brief(bench: Bench, parts: list[Part], names: list[str]) -> dict[str, float]
     model = merged(bench, parts)
     found = {}
     for name in (*bench.study.base, *names):
-        nats, tokens = bench.score_rows(model, bench.scored["test"][name]).sum((0, 1)).tolist()
-        found[name] = round(nats / tokens, 5)
+        found[name] = round(bench.loss(model, "test", name), 5)
     return found
 
 
@@ -99,7 +107,8 @@ def grow(bench: Bench, method: str, domain: str, rate: float, known: Queries, *,
     size = bench.size
     number = size.top_k if method == "centroid" else size.new_experts
     lora = "lora" if method == "grow-lora" else "full"
-    branch = make_branch(domain, number, lora, size.lora_rank, CONTEXT if method == "grow-context" else 0.0)
+    weight = LOOKS_BACK if method == "grow-context" else 0.0
+    branch = make_branch(domain, number, lora, size.lora_rank, weight, HEAD_RANK)
     place = bench.study.work / "parts" / f"{method}-rate{rate:g}-seed{bench.seed}-{domain}.safetensors"
     if may_read and place.is_file():
         return Part(branch, load_file(place, device=str(bench.machine.device)))
@@ -112,7 +121,7 @@ def grow(bench: Bench, method: str, domain: str, rate: float, known: Queries, *,
     let_learn(model)
     if method == "gradient":
         let_keys_learn(model)
-    bench.learn(model, rows, rate)
+    bench.learn(model, rows, rate, [domain])
     if method in ("gradient", "grow-wide"):
         set_bias(model, known, SHARE)  # for keys that have moved, or had more than they may
     part = take_part(model, branch)
@@ -183,17 +192,17 @@ def keep_from(first: int) -> Callable[[Tensor], Tensor]:
 # --- gates ----------------------------------------------------------------------------------------------------
 
 
-class GateRouter(KeyRouter):
+class GateRouter(BranchRouter):
     """A router that learns, for each new expert, where its output helps: a sigmoid of gate and query scales it."""
 
     gate: nn.Parameter  # (N, D)
 
-    def choose(self, query: Tensor, top_k: int, leaning: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, query: Tensor, top_k: int, shares: Tensor | None = None) -> Choice:
         """As `KeyRouter.choose`."""
-        experts, gates, scores = super().choose(query, top_k, leaning)
+        found = super().choose(query, top_k, shares)
         opened = (self.model.cosine_scale * F.normalize(query, dim=-1) @ self.gate.T).sigmoid()
         every = F.pad(opened, (len(self.state.keys) - len(self.gate), 0), value=1.0)
-        return experts, gates * every.gather(-1, experts), scores
+        return found._replace(gates=found.gates * every.gather(-1, found.experts))
 
 
 def gate(bench: Bench, part: Part, domain: str, rate: float, known: Queries) -> Part:
@@ -205,7 +214,7 @@ def gate(bench: Bench, part: Part, domain: str, rate: float, known: Queries) -> 
         router.__class__ = GateRouter
         assert isinstance(router, GateRouter)
         router.gate = nn.Parameter(torch.zeros(part.branch.experts, bench.size.d_model, device=bench.machine.device))
-    bench.learn(model, bench.text(domain).train, rate, bench.size.gate_steps)
+    bench.learn(model, bench.text(domain).train, rate, [domain], bench.size.gate_steps)
     for layer in model.layers:
         router = layer.key_router
         assert isinstance(router, GateRouter)
@@ -213,6 +222,6 @@ def gate(bench: Bench, part: Part, domain: str, rate: float, known: Queries) -> 
             keys, moved = router.state.keys[-part.branch.experts :], router.gate.norm(dim=-1, keepdim=True) > 0
             keys.copy_(torch.where(moved, F.normalize(router.gate, dim=-1) * keys.norm(dim=-1, keepdim=True), keys))
         del router.gate
-        router.__class__ = KeyRouter  # type: ignore[assignment]
+        router.__class__ = BranchRouter  # type: ignore[assignment]
     set_bias(model, known, SHARE)
     return take_part(model, part.branch)

@@ -362,8 +362,8 @@ def show_rates(results: Results) -> list[str]:
     commands = sorted({str(cell["command"]) for cell in results.cells.values()})
     return [
         f"Rates were chosen in the first seed, by what is gained on valid at ≤ {CHOSEN_AT} lost; where the best was "
-        "the highest or lowest tried, a further one was tried beyond it, twice at most. What is measured in the cells "
-        "of another method has a rate of its own among those.",
+        "the highest or lowest tried, a further one was tried beyond it, three times at most. What is measured in the "
+        "cells of another method has a rate of its own among those.",
         table(["method", "tried", "chosen", "seeds"], rows),
         "Digests of the encoded texts: " + ", ".join(digests) + ".",
         "Commands:\n\n```\n" + "\n".join(commands) + "\n```",

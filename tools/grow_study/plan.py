@@ -12,7 +12,7 @@ from typing import Any
 
 LIMITS = (0.02, 0.05, 0.2)  # nats that may be lost on the base's text
 CHOSEN_AT = 0.05  # rates are chosen by what is gained at this loss
-MOST_MORE = 2  # rates beyond those given that are tried, where the best lies at an end
+MOST_MORE = 3  # rates beyond those given that are tried, where the best lies at an end
 OLD, TOLD = "old text", "labels"
 # The points of a method's curve.
 FAVOURS = (-28.0, -14.0, -7.0, -3.5, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0)  # of what looks back low ones too

@@ -20,8 +20,9 @@ def grow_branch(arguments: list[str]) -> int:
     parser.add_argument("--trainability", default="full", metavar="full|lora", help="how the new ones learn (full)")
     parser.add_argument("--lora-rank", type=int, default=8, metavar="R", help="rank of a low-rank update (8)")
     parser.add_argument(
-        "--looks-back", type=float, default=0.0, metavar="X", help="weight of the text before a token in who serves it"
+        "--looks-back", type=float, default=0.7, metavar="X", help="weight of the text before a token (0.7; 0: none)"
     )
+    parser.add_argument("--head-rank", type=int, default=32, metavar="R", help="rank of its update of the head (32)")
     parser.add_argument("--keep", metavar="F", help="text that must not be lost (default: what the base writes itself)")
     parser.add_argument(
         "--share", type=float, metavar="X", help="of the kept text, how much may use new experts (0.02)"

@@ -22,8 +22,8 @@ def accelerate(module: Module) -> Module:
     """
     from some_moe.training.machine import has_triton
 
-    if any(getattr(part, "context", None) is not None for part in module.modules()):
-        raise ConfigError("a library that looks back has no fast form; use it as it is, or grow with --looks-back 0")
+    if any(hasattr(part, "branches") for part in module.modules()):
+        raise ConfigError("a library with branches has no fast form; use it as it is")
     if not has_triton():
         raise ConfigError("accelerate needs a CUDA GPU and the triton package; without it the module runs as it is")
     from some_moe.fast import model as fast

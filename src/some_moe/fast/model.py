@@ -140,7 +140,7 @@ class FastRouter(KeyRouter):
             if self.can_choose_topk(query, top_k):
                 experts, gates = self.choose_topk(query, top_k)
             else:
-                experts, gates, scores = self.choose(self.centre(query), top_k)
+                experts, gates, scores, _ = self.choose(self.centre(query), top_k)
                 aux_loss = auxiliary_loss(self.model, scores, experts, info.counted)
             mean, sizes = self.state.query_mean, (self.model.num_experts, self.gravity)
             sums = statistics.summarize(experts, query, mean, info, self.layer_words, *sizes)

@@ -15,10 +15,10 @@ from some_moe.config import ConfigError, RunConfig
 from some_moe.data.dataset import Dataset, prepare, settle_data
 from some_moe.environment import describe_device
 from some_moe.errors import in_a_sentence
-from some_moe.growth.context import lean_on, let_speak
+from some_moe.growth.context import Context, let_speak, set_prior, sum_rows
 from some_moe.growth.keys import Queries, calibrate, collect_queries, score_margins, spread_keys
 from some_moe.growth.library import BranchedLibrary, rest, widen, widen_config
-from some_moe.growth.opening import GROWN, digest_base, let_learn, open_base, read_grown, refuse_favour
+from some_moe.growth.opening import GROWN, VERSION, digest_base, let_learn, open_base, read_grown, refuse_favour
 from some_moe.growth.sharing import keep_rows, measure_curve
 from some_moe.model.transformer import SomeLM
 from some_moe.sinks.display import Display
@@ -30,9 +30,12 @@ from some_moe.training.machine import choose_machine
 from some_moe.training.run_folder import CURE, RunFolder, read_state_file
 from some_moe.training.runs import Run, load
 
+LOOKS_BACK = 0.7  # weight of what a word says
+HEAD_RANK = 32
 SHARE = 0.02  # of kept tokens that may use a new expert, at favour 0
 ONLY = ".library.branches.0."
 PLACED = (".state.keys", ".state.bias", ".state.smoothed")  # a row an expert; the other rows of a key store are counts
+PLAIN: dict[str, Any] = {"train.fast": "off", "train.kernel": "auto"}  # the fast model knows no branches
 DEFAULTS: dict[str, Any] = {"train.learning_rate": 6e-4, "train.weight_decay": 0.0, "train.warmup": 0.05}
 
 
@@ -46,7 +49,8 @@ def grow(
     steps: int = 400,
     trainability: str = "full",
     lora_rank: int = 8,
-    looks_back: float = 0.0,
+    looks_back: float = LOOKS_BACK,
+    head_rank: int = HEAD_RANK,
     keep: str | Path | None = None,
     share: float = SHARE,
     favour: float = 0.0,
@@ -57,11 +61,12 @@ def grow(
     """Grow a branch of new experts on a text; nothing of the base changes. Returns the grown run.
 
     run: the base. data: what the branch learns. out: the new run folder (runs/NAME-grown). experts: new ones in every
-    layer. steps: of training. trainability, lora_rank: how new experts learn, as in `ModelConfig`. looks_back:
-    weight of the text before a token in whether the branch serves it. keep: text of the
-    kind that must not be lost; without it the base writes some itself. share: of that text's tokens, how many may use a
-    new expert. favour: moves that share, up or down, later too. changes: dotted settings of data and training, as
-    {"train.learning_rate": 3e-4}. resume: go on with the run in `out` if it has begun. display: False says nothing.
+    layer. steps: of training. trainability, lora_rank: how new experts learn, as in `ModelConfig`. looks_back: weight
+    of the text before a token in whether the branch serves it; 0 is each token alone. head_rank: of the update of the
+    head that a branch has; 0 is none. keep: text of the kind that must not be lost; without it the base writes some
+    itself. share: of that text's tokens, how many may use a new expert. favour: moves that share, up or down, later
+    too. changes: dotted settings of data and training, as {"train.learning_rate": 3e-4}. resume: go on with the run in
+    `out` if it has begun. display: False says nothing.
     """
     if isinstance(display, bool):
         display = Display(speaks=display)
@@ -74,7 +79,7 @@ def grow(
         raise ConfigError(f"--share {share} is out of range; use more than 0 and less than 1")
     refuse_favour(favour)
     folder.refuse_if_used()
-    branch = make_branch(folder.path.resolve().name, experts, trainability, lora_rank, looks_back)
+    branch = make_branch(folder.path.resolve().name, experts, trainability, lora_rank, looks_back, head_rank)
     base = load(run)
     refuse_unfit(base)
     config = branch_config(base.config, branch, data, steps, changes or {})
@@ -86,6 +91,7 @@ def grow(
     model = widen(base.model, [branch])
     reached = begin_branch(model, queries, known, share, config.train.seed)
     grown = Grown(
+        format_version=VERSION,
         base=os.path.relpath(base.path.resolve(), folder.path.resolve()),
         base_step=base.step,
         base_digest=digest_base(base),
@@ -93,8 +99,7 @@ def grow(
         favour=favour,
         kept=words,
     )
-    record = {"format_version": 1} | grown.model_dump()
-    trainer = loop.start(config, folder, display, base.checkpoint, grown=(let_learn(model), record))
+    trainer = loop.start(config, folder, display, base.checkpoint, grown=(let_learn(model), grown.model_dump()))
     added = f"{experts} new experts in each of {len(model.layers)} layers"
     display.say(f"{added}, {model.count_parameters()[0]:,} parameters trained; {words} is kept")
     display.say(f"{reached:.1%} of the new text's tokens find them, and {share:.1%} of the kept text's may")
@@ -104,15 +109,19 @@ def grow(
     return _finish(trainer, keep, display)
 
 
-def make_branch(name: str, experts: int, trainability: str, lora_rank: int, looks_back: float = 0.0) -> Branch:
+def make_branch(
+    name: str, experts: int, trainability: str, lora_rank: int, looks_back: float = 0.0, head_rank: int = 0
+) -> Branch:
     if trainability not in ("full", "lora"):
         raise ConfigError(f"--trainability {trainability!r} is unknown; use full or lora")
     for flag, value, most in (("--experts", experts, 65_536), ("--lora-rank", lora_rank, 4_096)):
         if not 1 <= value <= most:
             raise ConfigError(f"{flag} {value} is out of range; use 1 to {most:,}")
+    if not 0 <= head_rank <= 4_096:
+        raise ConfigError(f"--head-rank {head_rank} is out of range; use 0 (none) to 4,096")
     if not 0 <= looks_back <= 1000:
         raise ConfigError(f"--looks-back {looks_back} is out of range; use 0 (not at all) to 1,000")
-    how = {"trainability": trainability, "lora_rank": lora_rank, "looks_back": looks_back}
+    how = {"trainability": trainability, "lora_rank": lora_rank, "looks_back": looks_back, "head_rank": head_rank}
     return Branch(name=name, experts=experts, **how)  # type: ignore[arg-type]
 
 
@@ -153,14 +162,8 @@ def branch_config(base: RunConfig, branch: Branch, data: str | Path, steps: int,
     }
     text = {"name": branch.name, "experiment": None} | whole
     parts = {"model": widen_config(base.model, [branch]), "gravity": rest(base.gravity)}
-    own = text | DEFAULTS | {"train.max_steps": steps} | changes | plain_if_needed([branch])
+    own = text | DEFAULTS | {"train.max_steps": steps} | changes | PLAIN
     return settle_data(base.model_copy(update=parts).override(own))
-
-
-def plain_if_needed(branches: list[Branch]) -> dict[str, Any]:
-    """Settings of a run with these branches: the fast model cannot look back."""
-    looks_back = any(branch.looks_back for branch in branches)
-    return {"train.fast": "off", "train.kernel": "auto"} if looks_back else {}
 
 
 def fit_epochs(config: RunConfig, data: Dataset, steps: int) -> RunConfig:
@@ -173,12 +176,11 @@ def fit_epochs(config: RunConfig, data: Dataset, steps: int) -> RunConfig:
 def begin_branch(model: SomeLM, new: Queries, kept: Queries, share: float, seed: int) -> float:
     """Find the keys of the last branch among the queries of its text, copy the nearest experts, and set its bias.
 
-    Returns the share of the new text's tokens, over all layers, that choose any of its experts.
+    Returns the share of the new text's tokens, over all layers, that choose any of its experts; of a branch that looks
+    back, its mean share of that text.
     """
     generator = torch.Generator().manual_seed(seed)
     reached = 0.0
-    let_speak(model, new.counts, kept.counts)
-    of_new, of_kept = (lean_on(model, text.ids, text.lengths) for text in (new, kept))
     for layer, queries, known in zip(model.layers, new.layers, kept.layers, strict=True):
         state, library = layer.state, layer.library
         assert state is not None
@@ -195,9 +197,14 @@ def begin_branch(model: SomeLM, new: Queries, kept: Queries, share: float, seed:
             if place is not None:
                 place[num_old:].copy_(keys * place[:num_old].norm(dim=-1).mean())
         branch.begin(library.base, near, generator)  # type: ignore[operator]
-        state.bias[num_old:] = calibrate(layer, known, num_old, share, of_kept)
-        chosen = score_margins(layer, queries, num_old, of_new) + state.bias[num_old:] > 0
-        reached += float(chosen.any(1).double().mean()) / len(model.layers)
+        if model.context is None:
+            state.bias[num_old:] = calibrate(layer, known, num_old, share)
+            chosen = score_margins(layer, queries, num_old) + state.bias[num_old:] > 0
+            reached += float(chosen.any(1).double().mean()) / len(model.layers)
+    if isinstance(model.context, Context):
+        let_speak(model.context, new.counts, kept.counts)
+        set_prior(model.context, sum_rows(model.context, kept.ids, kept.lengths), share)
+        reached = float(model.context.share(sum_rows(model.context, new.ids, new.lengths)).mean(0)[-1])
     return reached
 
 
@@ -320,12 +327,11 @@ def write_merged(base: Run, parts: list[Part], out: Path, favour: float) -> Run:
     folder = RunFolder(out)
     folder.refuse_if_used()
     changes = {"model": widen_config(base.config.model, branches), "gravity": rest(base.config.gravity)}
-    config = base.config.model_copy(update=changes).override(
-        {"name": out.resolve().name, "experiment": None} | plain_if_needed(branches)
-    )
+    config = base.config.model_copy(update=changes).override({"name": out.resolve().name, "experiment": None} | PLAIN)
     state = read_state_file(base.checkpoint)
     about = {"libraries": [], "data_digest": state["data_digest"], "config": config.flatten()}
     grown = Grown(
+        format_version=VERSION,
         base=os.path.relpath(base.path.resolve(), out.resolve()),
         base_step=base.step,
         base_digest=digest_base(base),
@@ -336,7 +342,7 @@ def write_merged(base: Run, parts: list[Part], out: Path, favour: float) -> Run:
     model = put_together(base.model, parts)
     with folder.claim(), folder.writing():
         device = describe_device(torch.device("cpu"))
-        folder.create(base.tokenizer.to_json(), device, {"format_version": 1} | grown.model_dump())
+        folder.create(base.tokenizer.to_json(), device, grown.model_dump())
         state = asdict(loop.Progress()) | about
         save_checkpoint(folder.checkpoints, dict(model.state_dict()), {}, state)  # not trained: no optimizer
         folder.write_config(config)

@@ -87,30 +87,23 @@ def spread_keys(queries: Tensor, count: int, generator: torch.Generator) -> Tens
     return keys
 
 
-def score_margins(layer: SomeLayer, queries: Tensor, num_old: int, leaning: Tensor | None = None) -> Tensor:
-    """By how much each new expert, without a bias, beats the last that each token would choose of the base (T, N).
-
-    queries (T, D). leaning (T, E): what the text before each token adds to its scores.
-    """
+def score_margins(layer: SomeLayer, queries: Tensor, num_old: int) -> Tensor:
+    """By how much new experts, without a bias, beat the last that each query (T, D) chooses of the base: (T, N)."""
     router, top_k = layer.key_router, layer.model.top_k
     assert router is not None
     scores = router.score(queries)
     old = scores[:, :num_old] + router.state.bias[:num_old]
-    new = scores[:, num_old:] if leaning is None else scores[:, num_old:] + leaning[:, num_old:]
-    return new - old.topk(top_k, dim=-1).values[:, -1:]
+    return scores[:, num_old:] - old.topk(top_k, dim=-1).values[:, -1:]
 
 
 @torch.no_grad()
-def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float, leaning: Tensor | None = None) -> Tensor:
+def calibrate(layer: SomeLayer, queries: Tensor, num_old: int, share: float) -> Tensor:
     """The bias (N,) at which new experts together are chosen for at most that share of the tokens of queries (T, D).
 
     Each may have an equal part of it: one whose key lies among the old text's queries is held back, the others are not.
-    A branch that looks back is chosen as a whole: it has one bias, and none that would overrule what its words say.
     """
-    margins = score_margins(layer, queries, num_old, leaning)
+    margins = score_margins(layer, queries, num_old)
     count, experts = margins.shape
-    if leaning is not None:
-        margins = margins.amax(1, keepdim=True).clamp(min=0).expand_as(margins)
     place = max(1, math.ceil(count * (1 - share / experts))) - 1
     return -margins.sort(dim=0).values[place]  # `kthvalue` has no deterministic form on a GPU
 

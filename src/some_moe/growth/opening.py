@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from some_moe.config import ConfigError
-from some_moe.growth.library import BranchedLibrary, widen
+from some_moe.growth.context import Context
+from some_moe.growth.library import BranchedLibrary, BranchRouter, widen
 from some_moe.model.transformer import SomeLM
 from some_moe.system.reading import read_bytes
 from some_moe.system.records import Grown
@@ -18,6 +19,7 @@ from some_moe.training.run_folder import RunFolder, read_state_file
 from some_moe.training.runs import Run, load
 
 GROWN = "grown.json"
+VERSION = 2  # of grown.json; branches of version 1 took the place of their base, and these are added to it
 
 
 def digest_base(run: Run) -> str:
@@ -34,7 +36,13 @@ def read_grown(path: Path) -> Grown:
     found = RunFolder(path).read_object(GROWN)
     if found is None:
         raise ConfigError(f"{str(path)!r} has no branches; give a run that `some grow` or `some merge` made")
-    return Grown.model_validate(found)
+    grown = Grown.model_validate(found)
+    if grown.format_version != VERSION:
+        raise ConfigError(
+            f"{str(path)!r} has branches of format {grown.format_version}, and this program reads format {VERSION}; "
+            "grow them again, or use the version of some-moe that made them"
+        )
+    return grown
 
 
 def open_base(path: Path, grown: Grown, base: str | Path | None = None, device: str = "cpu") -> Run:
@@ -98,6 +106,7 @@ def refuse_favour(favour: float) -> None:
 
 def let_learn(model: SomeLM) -> SomeLM:
     """Let the branches of a widened model learn, and nothing else."""
+    model.train()
     for library in model.libraries:
         assert isinstance(library, BranchedLibrary)
         library.branches.requires_grad_(True)
@@ -106,7 +115,14 @@ def let_learn(model: SomeLM) -> SomeLM:
 
 @torch.no_grad()
 def set_favour(model: SomeLM, offset: float) -> None:
-    """Add to the selection bias of every expert of a branch."""
+    """Add to the selection bias of every expert of a branch, or to the prior of a branch that looks back."""
     for layer in model.layers:
-        assert layer.state is not None
-        layer.state.bias[layer.library.up.shape[0] :] += offset
+        router = layer.key_router
+        assert isinstance(router, BranchRouter)
+        moved = torch.full_like(router.state.bias, offset)
+        for place in (slice(router.num_old), *router.looking):
+            moved[place] = 0
+        router.state.bias += moved
+    if isinstance(model.context, Context):
+        for branch in model.context.speaking:
+            branch.get_buffer("prior").add_(offset)

@@ -63,22 +63,26 @@ def first_rows(rows: Rows) -> Rows:
 
 @torch.no_grad()
 def served(model: SomeLM, rows: Rows, config: RunConfig) -> list[float]:
-    """The shares of a text's selections, over all layers, that go to the base and to each branch, in order."""
+    """How much of a text, over all layers, is the base's and each branch's, in order: by gates."""
     library = model.layers[0].library
     sizes = [library.up.shape[0]]
     if isinstance(library, BranchedLibrary):
         sizes += [len(branch.near) for branch in library.branches]  # type: ignore[arg-type]
-    counts = torch.zeros(sum(sizes), dtype=torch.int64)
+    given, tokens = torch.zeros(sum(sizes), dtype=torch.float64), 0
     for batch in evaluation_batches(rows, config).epoch(0, shuffle=False):
         batch = batch.to(model.embedding.weight.device)
         for routing in forward(model, batch, config, sums=False).routings:
             assert routing.experts is not None
-            counts += torch.bincount(routing.experts[batch.real].flatten().cpu(), minlength=len(counts))
-    return [float(part.sum() / counts.sum()) for part in torch.split(counts, sizes)]
+            assert routing.gates is not None
+            experts, gates = (part[batch.real].cpu() for part in (routing.experts, routing.gates))
+            given += torch.bincount(experts.flatten(), gates.double().flatten(), minlength=len(given))
+            tokens += len(gates)
+    _, *branches = (float(part.sum() / tokens) for part in torch.split(given, sizes))
+    return [1 - sum(branches), *branches]
 
 
 def score_texts(run: Run, texts: Sequence[str | Path], *, device: str = "auto") -> list[dict[str, Any]]:
-    """A record a text, as `Run.evaluate` gives it, with the share of its selections that each part serves."""
+    """A record a text, as `Run.evaluate` gives it, with the share of it that each part serves."""
     has_branches = (run.path / GROWN).exists()
     names = ["base", *(branch.name for branch in read_grown(run.path).branches)] if has_branches else []
     records = []

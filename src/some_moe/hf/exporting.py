@@ -12,6 +12,8 @@ from torch import Tensor
 from some_moe.config import ConfigError
 from some_moe.data.tokenizer import BOS, EOS, PAD, SPECIAL_TOKENS, Tokenizer
 from some_moe.errors import in_a_sentence
+from some_moe.growth.context import Context
+from some_moe.growth.library import Voices
 from some_moe.hf.card import write_card
 from some_moe.hf.modeling import AUTO_MAP, FILE, SHIM, SomeForCausalLM
 from some_moe.hf.modeling_some import Library, SomeConfig
@@ -142,9 +144,16 @@ def collect(run: Run, say: Callable[[str], None]) -> tuple[SomeConfig, dict[str,
     has_branches = (run.path / "grown.json").exists()
     found, num_made, wanted = take_branches(run) if has_branches else take_checkpoint(run)
     config = make_config(run, num_made)
+    if has_branches:
+        config.num_base = run.model.libraries[0].up.shape[0]
     if has_branches and (context := run.model.context) is not None:
-        config.num_looking = len(context.get_buffer("reach"))
-        found |= {f"looking_back.{name}": getattr(context, name) for name in ("words", "reach")}
+        assert isinstance(context, Context)
+        config.looking = [(place.start, place.stop) for place in context.places]
+        found |= {"looking_back.words": context.weights * context.words, "looking_back.prior": context.prior}
+    if has_branches and run.model.voices is not None:
+        assert isinstance(run.model.voices, Voices)
+        config.voices = list(run.model.voices.sizes)
+        found |= dict(zip(("voices.head_in", "voices.head_out"), run.model.voices.join(), strict=True))
     with torch.device("meta"):
         model = SomeForCausalLM(config)
     libraries = [library for library in model.libraries if library.num_made]

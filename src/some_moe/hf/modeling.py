@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from some_moe.config import GravityConfig, ModelConfig
 from some_moe.experts import ExpertWeights, LoraWeights, choose_kernel
+from some_moe.growth.library import BranchRouter
 from some_moe.hashing import derive_key, make_layer_words
 from some_moe.hf import modeling_some
-from some_moe.hf.modeling_some import Library, Place, SomeConfig
+from some_moe.hf.modeling_some import Library, Place, Routed, SomeConfig
 from some_moe.hf.recording import Recorder
 from some_moe.model.attention import Geometry
 from some_moe.model.dropout import STREAM, Dropout
@@ -58,7 +59,13 @@ class FastLibrary(Library):
                 self.stacks = [torch.stack(part) for part in zip(*order, strict=True)]
             self.made = {expert: [stack[expert] for stack in self.stacks] for expert in range(self.num_made)}
 
-    def forward(self, x: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
+    def forward(self, x: Tensor, experts: Tensor, gates: Tensor, *base: Tensor) -> Tensor:
+        """base: experts and gates of the base of a grown run, to which what the chosen of its branches say is added."""
+        if base:
+            assert self.num_base is not None
+            is_new = experts >= self.num_base
+            experts = torch.cat([base[0], experts.where(is_new, base[0])], -1)
+            gates = torch.cat([base[1], gates * is_new], -1)
         x = x.to(product_dtype(x))
         stacks = self.find_stacks(x)
         with full_precision(x):
@@ -115,6 +122,10 @@ class SomeForCausalLM(modeling_some.SomeForCausalLM):
             if isinstance(module, SomeLayer | FrozenDenseFFN):
                 old: Any = module.library
                 module.library = take_over(config, old, has_studies=isinstance(module, SomeLayer))  # type: ignore[assignment]
+            if isinstance(module, SomeLayer) and config.num_base is not None:
+                assert module.key_router is not None
+                looking = [slice(*place) for place in config.looking]
+                module.key_router = BranchRouter(module.key_router, model, config.num_base, looking)
         config.gravity = lm.gravity.model_dump(mode="json")
         self.recorder = Recorder(lm.layers)
         return lm
@@ -148,11 +159,11 @@ class SomeForCausalLM(modeling_some.SomeForCausalLM):
         place: Place,
         cache: Any,
         counted: Tensor | None,
-        leaning: Tensor | None,
-    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        shares: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor], Tensor | None, Routed | None]:
         is_recorded = self.training and torch.is_grad_enabled()
         info = self.recorder.inform(x, is_recorded=is_recorded, ids=ids, counted=counted)
-        info = info if leaning is None else replace(info, leaning=leaning)
+        info = info if shares is None else replace(info, shares=shares)
         geometry = Geometry(rotation=place.rotation, mask=place.mask, is_causal=place.is_causal)
         held = None if cache is None else HeldCache(cache)
         x = self.model.drop_embedding(x, info)
@@ -170,4 +181,7 @@ class SomeForCausalLM(modeling_some.SomeForCausalLM):
                 routings.append(routing)
         if is_recorded and routings:
             self.recorder.add(routings, len(x))
-        return x, inputs, sum_aux_losses(routings) if self.training else None
+        last = routings[-1] if routings else None
+        routed = None if last is None or last.experts is None or last.gates is None else (last.experts, last.gates)
+        added = sum_aux_losses(routings) if self.training else None
+        return x, inputs, added, None if routed is None else Routed(None, *routed)

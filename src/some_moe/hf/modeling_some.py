@@ -24,7 +24,9 @@ ZEROS = 16  # sparse experts: where the zeros are has hash streams of its own
 MATRICES = {"up": 0, "up_bias": 1, "down": 2, "down_bias": 3}
 SIZES = {"vocab_size": 8192, "d_model": 384, "num_layers": 8, "num_heads": 8}  # of a config that says nothing
 CHUNK = 1 << 16  # words hashed at a time: they stay in a cache, and leave no large holes in memory
-FADES = 0.95  # what a word says for a branch counts so much less at the next one
+# How the text before decides on branches: what a word says counts so much less at the next one, no sum is lower, and a
+# branch of a smaller share does not run.
+FADES, FLOOR, LEAST = 0.98, -4.0, 0.01
 CURE = "get the folder anew, or use the config that was saved with it"
 
 
@@ -105,7 +107,9 @@ class SomeConfig(PreTrainedConfig):  # type: ignore[misc]
 
     made_experts: how many of each layer are made from `model["expert_seed"]`; the others are in the file (None: all
     that were never trained). kept_experts: how many of them each layer keeps once they are made (None: all).
-    num_looking: how many branches of a grown run look back at the text before a token.
+    num_base: of a grown run, how many experts of each layer are its base's; the others are added to what those say.
+    looking: where the experts of its branches that look back at the text before a token begin and end. voices: of each
+    branch, where any has an update of the head, how many experts and of what rank.
     """
 
     model_type = "some_moe"
@@ -118,12 +122,15 @@ class SomeConfig(PreTrainedConfig):  # type: ignore[misc]
         made_experts: int | None = None,
         checksums: list[str] | None = None,
         kept_experts: int | None = None,
-        num_looking: int = 0,
+        num_base: int | None = None,
+        looking: list[tuple[int, int]] | None = None,
+        voices: list[tuple[int, int]] | None = None,
         **kwargs: Any,
     ) -> None:
         self.model, self.gravity, self.seed = SIZES | (model or {}), dict(gravity or {}), seed
         self.made_experts, self.checksums, self.kept_experts = made_experts, checksums, kept_experts
-        self.num_looking = num_looking
+        self.num_base, self.looking = num_base, [tuple(place) for place in looking or ()]
+        self.voices = [tuple(sizes) for sizes in voices or ()]
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
 
@@ -209,7 +216,7 @@ class Library(nn.Module):
     def __init__(self, config: SomeConfig, layer: int, *, experts: int, width: int, has_studies: bool = True) -> None:
         super().__init__()
         m, d = config.model, config.hidden_size
-        self.layer, self.seed, self.num_experts = layer, m["expert_seed"], experts
+        self.layer, self.seed, self.num_experts, self.num_base = layer, m["expert_seed"], experts, config.num_base
         self.init_method, self.sparsity = m["init_method"], m["sparsity"] if m["init_method"] == "sparse" else 0.0
         self.dtype = torch.bfloat16 if m["expert_dtype"] == "bfloat16" else torch.float32
         self.num_made, self.num_kept = config.count_made(experts), config.kept_experts
@@ -307,7 +314,7 @@ class Library(nn.Module):
         """x (N, D), experts (N, K) int64, gates (N, K) → the gated sum (N, D) of the experts' outputs."""
         y = x.new_zeros(len(x), self.shapes["up"][0] if self.shared is not None else x.shape[1])
         for expert in torch.unique(experts).tolist():
-            token, slot = (experts == expert).nonzero(as_tuple=True)
+            token, slot = ((experts == expert) & (gates != 0)).nonzero(as_tuple=True)
             part = gates[token, slot, None].to(x.dtype) * self.run_expert(expert, x[token])
             y = y.index_add(0, token, part.to(y.dtype))
         return y if self.shared is None else self.shared(y)
@@ -385,13 +392,13 @@ class KeyRouter(nn.Module):
 
     def __init__(self, config: SomeConfig) -> None:
         super().__init__()
-        self.m = config.model
+        self.m, self.num_base, self.looking = config.model, config.num_base, config.looking
         self.state = KeyState(config)
         bounds = tuple(self.m["temperature_bounds"])
         self.temperature = Temperature(bounds) if self.m["learn_temperature"] else None
 
-    def forward(self, query: Tensor, leaning: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries (B, T, D) → experts (B, T, K) and their gates. leaning (B, T, E): see `LookingBack`."""
+    def forward(self, query: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Queries (B, T, D) → experts (B, T, K) and their gates. shares (B, T, E): see `LookingBack`."""
         m, state = self.m, self.state
         with torch.autocast(query.device.type, enabled=False):
             query = widen(query)
@@ -401,46 +408,85 @@ class KeyRouter(nn.Module):
             if m["score"] == "cosine":
                 query, keys = m["cosine_scale"] * F.normalize(query, dim=-1), F.normalize(keys, dim=-1)
             scores = query @ keys.T
-            # The bias decides who is chosen, and never how much the chosen count; so does the text before.
-            biased = scores + state.bias if leaning is None else scores + state.bias + leaning.to(scores.dtype)
+            biased = scores + state.bias  # decides who is chosen, and never how much the chosen count
+            if shares is not None:
+                span = biased.amax(-1, keepdim=True) - biased.amin(-1, keepdim=True) + 1  # lifts any above all others
+                for first, end in self.looking:
+                    biased[..., first:end] += torch.where(shares[..., first:end] > 0, span, -span)
             experts = biased.topk(m["top_k"], dim=-1).indices
             scores = scores / (m["temperature"] if self.temperature is None else self.temperature())
-            if m["top_k"] == 1:
-                return experts, scores.softmax(-1).gather(-1, experts)
-            return experts, scores.gather(-1, experts).softmax(-1)
+            gates = self.weigh(scores, experts)
+            if self.num_base is None:
+                return experts, gates
+            # A branch is added to what the base says: the base's own choice runs for every token, in K places more.
+            base = biased[..., : self.num_base].topk(m["top_k"], dim=-1).indices
+            is_new = experts >= self.num_base
+            if shares is not None:
+                gates = gates * shares.gather(-1, experts).to(gates.dtype)
+            gates = torch.cat([self.weigh(scores, base), gates * is_new], -1)
+            return torch.cat([base, experts.where(is_new, base)], -1), gates
+
+    def weigh(self, scores: Tensor, experts: Tensor) -> Tensor:
+        if self.m["top_k"] == 1:
+            return scores.softmax(-1).gather(-1, experts)
+        return scores.gather(-1, experts).softmax(-1)
 
 
 class LookingBack(nn.Module):
-    """What the text before a token adds to the scores of branches when experts are chosen, in every layer alike.
+    """How much each expert's output counts at a token, by the text before it, in every layer alike.
 
-    Each word says something for each of G branches. The sum of it so far, older words counting less, is kept beside
-    the keys and values of attention, so that whatever happens to these happens to it.
+    Each word says something for each of G branches, in log-odds. The sum of it so far, older words counting less and no
+    sum below a floor, makes each branch's share. What was said is kept beside the keys and values of attention, so that
+    whatever happens to these happens to it.
     """
 
     words: Tensor  # (V, G) what each word says
-    reach: Tensor  # (G, E) each branch's weight at its own experts, and 0 at others
+    prior: Tensor  # (G,) what speaks for each branch before a word is read
 
     def __init__(self, config: SomeConfig) -> None:
         super().__init__()
-        self.place = config.num_hidden_layers
-        self.register_buffer("words", torch.zeros(config.vocab_size, config.num_looking))
-        self.register_buffer("reach", torch.zeros(config.num_looking, config.model["num_experts"]))
+        self.place, self.looking = config.num_hidden_layers, config.looking
+        self.num_experts = config.model["num_experts"]
+        self.register_buffer("words", torch.zeros(config.vocab_size, len(config.looking)))
+        self.register_buffer("prior", torch.zeros(len(config.looking)))
 
     def _apply(self, fn: Any, recurse: bool = True) -> "LookingBack":
         super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
     def forward(self, ids: Tensor | None, past: int | Tensor, cache: Any) -> Tensor:
-        """ids (B, T) → (B, T, E)."""
+        """ids (B, T) → (B, T, E): 1 for experts of base and branches that do not look back."""
         if ids is None:
             raise ValueError("this model chooses experts by the words before, too; give input_ids, not inputs_embeds")
         known = ids < len(self.words)  # words that were added to the vocabulary say nothing
         said = self.words[ids.where(known, 0)] * known[..., None]
         so_far = said if cache is None else self.remember(said[:, None], cache)[:, 0]
         own = past + torch.arange(ids.shape[1], device=ids.device)
-        age = own[:, None] - torch.arange(so_far.shape[1], device=ids.device)
-        counts = torch.where(age >= 0, FADES ** age.clamp(min=0).to(said.dtype), 0.0)
-        return counts @ so_far @ self.reach
+        odds = self.add_up(so_far).index_select(1, own) + self.prior
+        shares = F.pad(odds, (1, 0)).softmax(-1)[..., 1:]
+        largest = shares == shares.amax(-1, keepdim=True)
+        shares = torch.where(largest & (shares >= LEAST), shares, 0.0)
+        found = shares.new_ones(*ids.shape, self.num_experts)
+        for number, (first, end) in enumerate(self.looking):
+            found[..., first:end] = shares[..., number, None]
+        return found
+
+    def add_up(self, said: Tensor) -> Tensor:
+        """The sums (B, slots, G): each max(fades·sum + said, floor) of the one before, in log2(slots) rounds."""
+        fades, floors, shift = torch.full_like(said, FADES), torch.full_like(said, FLOOR), 1
+        while shift < said.shape[1]:
+            fade, add, floor = (part[:, shift:] for part in (fades, said, floors))
+            joined = (
+                fade * fades[:, :-shift],
+                fade * said[:, :-shift] + add,
+                torch.maximum(fade * floors[:, :-shift] + add, floor),
+            )
+            fades, said, floors = (
+                torch.cat([whole[:, :shift], part], 1)
+                for whole, part in zip((fades, said, floors), joined, strict=True)
+            )
+            shift *= 2
+        return torch.maximum(said, floors)
 
     def remember(self, said: Tensor, cache: Any) -> Tensor:
         """All that was said (B, 1, slots, G), as one layer more of the cache."""
@@ -471,6 +517,46 @@ class SharedExpert(nn.Module):
         return y + shared
 
 
+class Voices(nn.Module):
+    """What branches add to the logits, as far as the last layer's gates are theirs.
+
+    The base says what it says; where branches serve a token, what they say, by a head with their low-rank updates, is
+    mixed with that: as probabilities, by their share.
+    """
+
+    def __init__(self, config: SomeConfig) -> None:
+        super().__init__()
+        assert config.num_base is not None
+        sizes, ranks = zip(*config.voices, strict=True)
+        self.ends, self.ranks = [config.num_base], list(ranks)
+        for size in sizes[:-1]:
+            self.ends.append(self.ends[-1] + size)
+        self.head_in = nn.Parameter(torch.zeros(sum(ranks), config.hidden_size))
+        self.head_out = nn.Parameter(torch.zeros(config.vocab_size, sum(ranks)))
+
+    def forward(self, x: Tensor, logits: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
+        """x (B, T, D), what the head makes of it (B, T, V), experts and gates (B, T, K) → (B, T, V) to add."""
+        ranks = torch.tensor(self.ranks, device=x.device)
+        whose = (experts[..., None] >= torch.tensor(self.ends, device=x.device)).sum(-1)
+        zeros = gates.new_zeros(*whose.shape[:-1], len(self.ends) + 1)
+        shares = zeros.scatter_add(-1, whose, gates.detach())[..., 1:]
+        share = (shares * (ranks > 0)).sum(-1, keepdim=True).clamp(max=1)
+        parts = (shares / share.clamp(min=1e-6)).repeat_interleave(ranks, -1)
+        update = F.linear(F.linear(x, self.head_in.to(x.dtype)) * parts.to(x.dtype), self.head_out.to(x.dtype))
+        # Words that were added to the vocabulary have no update.
+        base, update = widen(logits), widen(F.pad(update, (0, logits.shape[-1] - update.shape[-1])))
+        louder = update + base.logsumexp(-1, keepdim=True) - (base + update).logsumexp(-1, keepdim=True)
+        return torch.logaddexp(torch.log1p(-share), share.log() + louder).to(logits.dtype)
+
+
+class Routed(NamedTuple):
+    """What a layer found: the query that the next one may ask for, and whom it chose, experts and gates (B, T, K)."""
+
+    query: Tensor | None
+    experts: Tensor
+    gates: Tensor
+
+
 class SomeLayer(nn.Module):
     """A feed-forward layer whose experts are found by content, or by a hash of the token."""
 
@@ -499,9 +585,9 @@ class SomeLayer(nn.Module):
         return chosen, torch.full(chosen.shape, 1 / k, device=ids.device)
 
     def forward(
-        self, x: Tensor, ids: Tensor | None, before: Tensor | None, leaning: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """x (B, T, D) → y (B, T, D), and the query for the next layer; before: the last layer's."""
+        self, x: Tensor, ids: Tensor | None, before: Tensor | None, shares: Tensor | None
+    ) -> tuple[Tensor, Routed]:
+        """x (B, T, D) → y (B, T, D), and what the next layer and the head ask for; before: the last layer's query."""
         query = address = None
         if self.query is None or self.key_router is None:
             if ids is None:
@@ -511,13 +597,13 @@ class SomeLayer(nn.Module):
             query = address = self.query(x)
             if self.m["grounding"] and before is not None:
                 address = query + self.m["grounding"] * before
-            experts, gates = self.key_router(address, leaning)
+            experts, gates = self.key_router(address, shares)
         y = self.library(x.flatten(0, 1), experts.flatten(0, 1), gates.flatten(0, 1)).view_as(x)
         for study in self.studies:
             y = study(y, x)
         if self.m["query_residual"] and query is not None:
             y = y + query
-        return y, address
+        return y, Routed(address, experts, gates)
 
 
 class FrozenDense(nn.Module):
@@ -578,22 +664,22 @@ class Block(nn.Module):
             Network(d, m["dense_width"], m.get("activation", "gelu")) if kind is None else kind(config, layer)
         )
 
-    def feed(self, x: Tensor, told: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None]:
-        found: tuple[Tensor, Tensor | None]
+    def feed(self, x: Tensor, told: tuple[Tensor | None, ...]) -> tuple[Tensor, Routed | None]:
+        found: tuple[Tensor, Routed | None]
         found = self.ffn(x, *told) if isinstance(self.ffn, SomeLayer) else (self.ffn(x), None)
         return found
 
     def forward(
         self, x: Tensor, told: tuple[Tensor | None, ...], place: Place, cache: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """told: ids, the query of the layer before, and what the text before adds to scores."""
+    ) -> tuple[Tensor, Routed | None]:
+        """told: ids, the query of the layer before, and the shares of experts by the text before."""
         if self.norm_first:
             x = x + self.attention(self.attention_norm(x), place, cache)
-            y, query = self.feed(self.ffn_norm(x), told)
-            return x + y, query
+            y, routed = self.feed(self.ffn_norm(x), told)
+            return x + y, routed
         x = self.attention_norm(x + self.attention(x, place, cache))
-        y, query = self.feed(x, told)
-        return self.ffn_norm(x + y), query
+        y, routed = self.feed(x, told)
+        return self.ffn_norm(x + y), routed
 
 
 class Trunk(nn.Module):
@@ -676,7 +762,8 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     def __init__(self, config: SomeConfig) -> None:
         super().__init__(config)
         self.model: Any = self.build(config)
-        self.looking_back = LookingBack(config) if config.num_looking else None
+        self.looking_back = LookingBack(config) if config.looking else None
+        self.voices = Voices(config) if config.voices else None
         self.post_init()
 
     def build(self, config: SomeConfig) -> nn.Module:
@@ -763,14 +850,16 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         place: Place,
         cache: Any,
         counted: Tensor | None,  # noqa: ARG002
-        leaning: Tensor | None,
-    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """x (B, T, D) through all blocks: the result, what went into each, and what the layers add to the loss."""
-        inputs, query = [], None
+        shares: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor], Tensor | None, Routed | None]:
+        """x (B, T, D) through all blocks: the result, what went into each, what the layers add to the loss, and whom
+        the last one chose."""
+        inputs: list[Tensor] = []
+        routed: Routed | None = None
         for block in self.model.blocks:
             inputs.append(x)
-            x, query = block(x, (ids, query, leaning), place, cache)
-        return x, inputs, None
+            x, routed = block(x, (ids, None if routed is None else routed.query, shares), place, cache)
+        return x, inputs, None, routed
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -802,10 +891,12 @@ class SomeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             x = x + torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2).to(x.dtype)
         is_flat = attention_mask is not None and attention_mask.dim() == 2
         counted = attention_mask[:, -time:].bool() if is_flat and attention_mask is not None else None
-        leaning = None if self.looking_back is None else self.looking_back(input_ids, past, past_key_values)
-        x, inputs, added = self.run_blocks(x, input_ids, place, past_key_values, counted, leaning)
+        shares = None if self.looking_back is None else self.looking_back(input_ids, past, past_key_values)
+        x, inputs, added, routed = self.run_blocks(x, input_ids, place, past_key_values, counted, shares)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.model.head(x[:, keep])
+        if self.voices is not None and routed is not None:
+            logits = logits + self.voices(x[:, keep], logits, routed.experts[:, keep], routed.gates[:, keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -155,7 +155,8 @@ class SomeLayer(nn.Module):
     def run_experts(self, x: Tensor, gates: Tensor, routing: Routing) -> Tensor:
         """The gated sum (B, T, D) of the chosen experts' outputs."""
         assert routing.experts is not None
-        y: Tensor = self.library(x.flatten(0, 1), routing.experts.flatten(0, 1), gates.flatten(0, 1))
+        chosen = (routing.experts, gates, routing.base_experts, routing.base_gates)
+        y: Tensor = self.library(x.flatten(0, 1), *(part.flatten(0, 1) for part in chosen if part is not None))
         return y.view_as(x)
 
     def gravity_step(self, routing: Routing, step: int, total_steps: int | None = None) -> None:

@@ -4,6 +4,7 @@ Shapes: B rows, T positions, E experts, K chosen, D model width.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,15 @@ class Temperature(nn.Module):
         return self.low * (self.high / self.low) ** self.place.sigmoid()
 
 
+class Choice(NamedTuple):
+    """Who was chosen for each token, K of E experts."""
+
+    experts: Tensor  # (B, T, K)
+    gates: Tensor  # (B, T, K)
+    scores: Tensor  # (B, T, E) of all, tempered
+    base: tuple[Tensor, Tensor] | None = None  # experts and gates (B, T, K) beneath those, see `Routing`
+
+
 class KeyRouter(nn.Module):
     """Content-based routing: the K experts whose keys score highest against the query."""
 
@@ -54,14 +64,17 @@ class KeyRouter(nn.Module):
         address, keys = self.addresses(query)
         return address @ keys.T
 
-    def choose(self, query: Tensor, top_k: int, leaning: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The experts (B, T, K) of each centred query (B, T, D), their gates, and all scores (B, T, E), tempered."""
+    def choose(self, query: Tensor, top_k: int, shares: Tensor | None = None) -> Choice:
+        """The experts of each centred query (B, T, D). shares (B, T, E): see `TokenInfo`."""
         scores = self.score(query)
-        # The bias decides who is chosen, and never how much the chosen count; so does what leans towards some.
-        biased = scores.detach() + self.state.bias
-        experts = self.select(biased if leaning is None else biased + leaning.to(biased.dtype), top_k)
+        biased = self.rank(scores, shares)
+        experts = self.select(biased, top_k)
         tempered = scores / (self.model.temperature if self.temperature is None else self.temperature())
-        return experts, self.weigh(tempered, experts), tempered
+        return Choice(experts, self.weigh(tempered, experts), tempered, self.choose_base(biased, tempered, top_k))
+
+    def rank(self, scores: Tensor, shares: Tensor | None) -> Tensor:  # noqa: ARG002
+        """What decides who is chosen (B, T, E), and never how much the chosen count."""
+        return scores.detach() + self.state.bias
 
     def select(self, biased: Tensor, top_k: int) -> Tensor:
         """The experts (B, T, K) that stand highest, by scores with their bias (B, T, E)."""
@@ -73,23 +86,42 @@ class KeyRouter(nn.Module):
             return tempered.softmax(-1).gather(-1, experts)
         return tempered.gather(-1, experts).softmax(-1)
 
+    def choose_base(self, biased: Tensor, tempered: Tensor, top_k: int) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
+        """Who runs beneath the chosen, whoever is chosen: nobody, but in a model with branches."""
+        return None
+
     def forward(self, query: Tensor, info: TokenInfo, top_k: int) -> tuple[Tensor, Routing]:
         """Choose top_k experts for each query (B, T, D): their gates (B, T, K), and the record."""
         with full_precision(query):
             raw, mean = at_least_float32(query), self.state.query_mean
             centred = raw if mean is None else raw - mean.to(raw.dtype)
-            experts, gates, scores = self.choose(centred, top_k, info.leaning)
+            experts, gates, scores, base = self.choose(centred, top_k, info.shares)
             sums = summarize(experts, query, mean, info, self.layer_words, self.model.num_experts, self.gravity)
             aux_loss = auxiliary_loss(self.model, scores, experts, info.counted)
-        return gates, self.record(experts, gates, query, sums, aux_loss)
+        return gates, self.record(experts, gates, query, sums, aux_loss, base)
 
     def record(
-        self, experts: Tensor, gates: Tensor, query: Tensor, sums: dict[str, Tensor], aux_loss: Tensor | None
+        self,
+        experts: Tensor,
+        gates: Tensor,
+        query: Tensor,
+        sums: dict[str, Tensor],
+        aux_loss: Tensor | None,
+        base: tuple[Tensor, Tensor] | None = None,
     ) -> Routing:
         # Whatever leaves with a gradient gets one, if only of zeros. Gates are copied: where a compiled graph breaks
         # behind the router, torch would take an alias for the gates themselves, and the query network would get none.
         kept = query if self.model.grounding else query.detach()
-        return Routing(**sums, experts=experts, gates=gates.detach().clone(), query=kept, aux_loss=aux_loss)
+        base_experts, base_gates = base or (None, None)
+        return Routing(
+            **sums,
+            experts=experts,
+            gates=gates.detach().clone(),
+            base_experts=base_experts,
+            base_gates=base_gates,
+            query=kept,
+            aux_loss=aux_loss,
+        )
 
 
 class HashRouter(nn.Module):

@@ -33,6 +33,8 @@ class Routing:
     experts: Tensor | None = None  # (B, T, K) int64
     gates: Tensor | None = None  # (B, T, K), a record: gradients go by what the router returns beside it
     query: Tensor | None = None  # (B, T, D) the layer's query, before centring; a record, but for `grounding`
+    base_experts: Tensor | None = None  # (B, T, K) int64 those of the base, where branches add to what they say
+    base_gates: Tensor | None = None  # (B, T, K)
     aux_loss: Tensor | None = None  # () what this layer adds to the training loss
 
     def __add__(self, other: "Routing") -> "Routing":

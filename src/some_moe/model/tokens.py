@@ -20,7 +20,7 @@ class TokenInfo:
     ids: Tensor | None = None  # (B, T) token ids, for hash routing
     positions: Tensor | None = None  # (B, T), for packed rows; None: from 0 on, behind what a cache holds
     segments: Tensor | None = None  # (B, T), for packed rows: tokens see only tokens of their segment
-    leaning: Tensor | None = None  # (B, T, E), added to scores when experts are chosen, and to nothing else
+    shares: Tensor | None = None  # (B, T, E) how much each expert counts by the text before, where branches look back
     sums: bool = True  # whether layers make the sums that gravity reads: not in evaluation and generation
 
     @classmethod

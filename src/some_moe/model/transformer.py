@@ -143,7 +143,8 @@ class SomeLM(nn.Module):
         self.gravity = gravity or (GravityConfig() if has_keys else GravityConfig.off())
         check_gravity_fits(model, self.gravity)
         self.seed, self.checkpoint_activations = seed, checkpoint_activations
-        self.context: nn.Module | None = None  # finds `TokenInfo.leaning` by the text so far
+        self.context: nn.Module | None = None  # finds `TokenInfo.shares` by the text so far
+        self.voices: nn.Module | None = None  # what branches add to the logits
         with torch.device(device or "cpu"):
             shape = (model.vocab_size, model.d_model)
             self.embedding = nn.Embedding(*shape, _weight=torch.empty(shape))  # `init_weights` fills it
@@ -191,11 +192,15 @@ class SomeLM(nn.Module):
         """
         info = self.inform(tokens, info)
         if self.context is not None:
-            info = replace(info, leaning=self.context(info, cache))
+            info = replace(info, shares=self.context(info, cache))
         positions, geometry = self.locate(tokens, info, cache)
         x = self.embed(tokens, positions, info)
         x, routings = self.run_blocks(x, geometry, info, top_k, cache)
-        return ModelOutput(logits=self.head(x if self.dtype is None else x.to(self.dtype)), routings=routings)
+        x = x if self.dtype is None else x.to(self.dtype)
+        logits = self.head(x)
+        if self.voices is not None:
+            logits = logits + self.voices(x, logits, routings[-1])
+        return ModelOutput(logits=logits, routings=routings)
 
     def inform(self, tokens: Tensor, info: TokenInfo | None) -> TokenInfo:
         """Fill in what a caller left out: that every token counts, and the tokens' ids."""

@@ -140,6 +140,7 @@ class Branch(Record):
     trainability: Literal["full", "lora"]
     lora_rank: Annotated[int, Field(ge=1, le=1 << 16)] = 8
     looks_back: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # weight of the text before a token in who serves it
+    head_rank: Annotated[int, Field(ge=0, le=1 << 16)] = 0  # of the branch's update of the head; 0: none
 
 
 class Favour(Record):
@@ -155,6 +156,7 @@ class Favour(Record):
 class Grown(Record):
     """grown.json: what a run with branches takes from its base."""
 
+    format_version: Count = 1
     base: str  # the base's folder, seen from this one
     base_step: Count
     base_digest: str

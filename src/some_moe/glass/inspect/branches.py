@@ -24,7 +24,10 @@ def list_owners(grown: dict[str, Any], num_experts: int) -> tuple[list[str], np.
 
 
 def measure_branches(grown: dict[str, Any], collection: Collection, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """For the base and each branch: its share of all selections and of each layer's, and the words it serves most."""
+    """For the base and each branch: its share of all tokens, by gates, and in each layer; and the words it serves most.
+
+    Gates that branches leave are the base's: its own experts run beneath.
+    """
     names, owners = list_owners(grown, collection.meta["num_experts"])
     whose = owners[collection.experts]  # (L, N, K)
     counts = np.bincount(collection.tokens)  # (V,)
@@ -33,8 +36,10 @@ def measure_branches(grown: dict[str, Any], collection: Collection, tokenizer: T
     frequent = [word for word, text in texts.items() if any(letter.isalnum() for letter in text)]
     found = []
     for number, name in enumerate(names):
-        served = whose == number
-        by_token = served.mean((0, 2))  # (N,)
+        served = np.where(whose == number, collection.gates, 0).sum(-1, dtype=np.float64)  # (L, N)
+        if not number:
+            served += 1 - collection.gates.sum(-1, dtype=np.float64)
+        by_token = served.mean(0)  # (N,)
         shares = np.bincount(collection.tokens, by_token, len(counts)) / np.maximum(counts, 1)
         known = [word for word in frequent if shares[word] > 0] if number else []
         best = sorted(known, key=lambda word: (-shares[word], -counts[word]))[:MOST_WORDS]
@@ -42,7 +47,7 @@ def measure_branches(grown: dict[str, Any], collection: Collection, tokenizer: T
             {
                 "name": name,
                 "share": round(float(served.mean()), 6),
-                "by_layer": served.mean((1, 2)).round(6).tolist(),
+                "by_layer": served.mean(1).round(6).tolist(),
                 "words": [
                     {"text": texts[word], "count": int(counts[word]), "share": round(float(shares[word]), 4)}
                     for word in best

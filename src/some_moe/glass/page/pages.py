@@ -174,7 +174,7 @@ def _show_branches(grown: Record, analysis: Analysis) -> list[Block]:
         caption = (
             "What another favour would give, on the first rows of the new text's validation split and of the kept "
         )
-        caption += f"text ({grown['kept']}); served: by the branch, of all selections."
+        caption += f"text ({grown['kept']}); served: by the branch, by gates."
         shown.append(Table.of(FAVOUR_COLUMNS, grown["curve"], caption))
     served, seen = analysis.record.get("branches") or [], analysis.record.get("collected") or {}
     if served:
