@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--branch-steps", type=int, default=100)
     parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--looks-back", type=float, default=3.0, help="0: branches are chosen by each token alone")
+    parser.add_argument("--looks-back", type=float, default=0.7, help="0: branches are chosen by each token alone")
     options = parser.parse_args()
 
     texts = write_texts(options.out / "texts", options.documents)
