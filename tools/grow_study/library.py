@@ -54,9 +54,9 @@ def run(bench: Bench, method: str, rate: float, grown_rate: float) -> dict[str, 
     if method == "grow-context":
         found["told"] = [row_of(0.0, tell(bench, [score_rows(bench, bench.base), *force(bench, parts)]))]
     found["trained"] = found["stored"] = found["told_stored"] = sum(count(part) for part in parts.values())
-    if method in ("grow", "gradient"):
+    if method in ("grow", "grow-context", "gradient"):
         found["alone"] = {name: brief(bench, [part], [name]) for name, part in parts.items()}
-    if method == "grow":
+    if method in ("grow", "grow-context"):
         pairs = combinations(parts, 2)
         found["pairs"] = {"+".join(pair): brief(bench, [parts[name] for name in pair], list(pair)) for pair in pairs}
     return found
