@@ -9,7 +9,7 @@ from tools.published_figures import PublishedFigure, settle
 
 FARTHEST = 0.6  # nats lost that are still shown
 LOOKS: dict[str, dict[str, Any]] = {
-    "grow": {"color": BLUE, "marker": "o", "linewidth": 2.4, "zorder": 5},
+    "grow": {"color": BLUE, "marker": "o", "linewidth": 2.0, "zorder": 4},
     "grow-lora": {"color": BLUE, "marker": "o", "markerfacecolor": "white", "linewidth": 1.2},
     "grow-wide": {"color": BLUE, "marker": "s", "linestyle": "--"},
     "grow-context": {"color": INK, "marker": "o", "linewidth": 2.4, "zorder": 5},

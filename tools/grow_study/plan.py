@@ -86,7 +86,7 @@ BRANCH = (1.5e-3, 4e-3, 1.1e-2)
 LOW_RANK = (3e-3, 1e-2, 3.3e-2)
 WHOLE = (3e-5, 1e-4, 3e-4)
 METHODS = {
-    "grow": Method(words="library, keys by gravity", family="gravity", rates=BRANCH),
+    "grow": Method(words="library, each token alone", family="gravity", rates=BRANCH),
     "grow-lora": Method(words="library, low-rank branches", family="gravity", rates=LOW_RANK),
     "grow-wide": Method(words="library, learned with more text", family="gravity", rates=BRANCH),
     "grow-context": Method(words="library, looking back", family="gravity", rates=BRANCH),
