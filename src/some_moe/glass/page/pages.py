@@ -167,7 +167,8 @@ def _show_branches(grown: Record, analysis: Analysis) -> list[Block]:
     kinds = {"full": "whole", "lora": "by a low-rank update of rank {lora_rank}"}
     rows = [branch | {"how": kinds[branch["trainability"]].format(**branch)} for branch in grown["branches"]]
     for row in rows:
-        row["how"] += f", looking back {row['looks_back']:g}" if row["looks_back"] else ""
+        row["how"] += f", head of rank {row['head_rank']}" if row.get("head_rank") else ""
+        row["how"] += f", looking back {row['looks_back']:g}" if row.get("looks_back") else ""
     base = f"The base is {grown['base']} at step {grown['base_step']:,}; nothing of it has changed."
     shown: list[Block] = [Text(base), Table.of(BRANCH_COLUMNS, rows, f"At favour {grown.get('favour', 0.0):+.1f}.")]
     if grown.get("curve"):
@@ -179,9 +180,7 @@ def _show_branches(grown: Record, analysis: Analysis) -> list[Block]:
     served, seen = analysis.record.get("branches") or [], analysis.record.get("collected") or {}
     if served:
         favour = grown["favour"] if seen.get("favour") is None else seen["favour"]
-        caption = (
-            f"Of all selections in the {seen.get('split')} split that was replayed, at favour {favour:+.1f}; words: "
-        )
+        caption = f"By gates, in the {seen.get('split')} split that was replayed, at favour {favour:+.1f}; words: "
         caption += (
             "those most often given to the branch, of those that occur five times or more, with its share of each."
         )
