@@ -13,7 +13,7 @@ import some_moe
 from some_moe.config import ConfigError, GravityConfig, ModelConfig
 from some_moe.growth.context import FADES, FLOOR, Context, let_speak, set_prior, sum_rows
 from some_moe.growth.library import BranchRouter, widen
-from some_moe.growth.opening import read_grown
+from some_moe.growth.opening import read_grown, set_favour
 from some_moe.model.attention import Cache
 from some_moe.model.transformer import SomeLM
 from some_moe.system.records import Branch
@@ -278,3 +278,30 @@ def test_bad_weights_are_refused_in_one_sentence(
         said = refused(capsys, *words, "--looks-back", value)
         assert "is out of range; use 0 (not at all) to 1,000" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_experts_can_be_forbidden_where_branches_look_back() -> None:
+    model, ids = make_model(3.0, 2.0), draw_tokens(2, 8)
+    set_priors(model, 4.0)
+    barred = [1, 6, 8]  # of the base, and of both branches
+    for layer in model.layers:
+        assert layer.state is not None
+        layer.state.bias[barred] = -math.inf
+    output = model(ids)
+    assert bool(output.logits.isfinite().all())
+    chosen: set[int] = set()
+    for routing in output.routings:
+        assert routing.experts is not None
+        assert routing.base_experts is not None
+        chosen |= {*routing.experts.flatten().tolist(), *routing.base_experts.flatten().tolist()}
+    assert not chosen & set(barred)
+    assert 7 in chosen
+
+
+def test_favour_moves_the_prior_of_branches_that_look_back_and_the_bias_of_others() -> None:
+    model = make_model(3.0, 0.0)
+    set_favour(model, 2.0)
+    for layer in model.layers:
+        assert layer.state is not None
+        assert layer.state.bias.tolist() == [0.0] * 8 + [2.0]
+    assert context_of(model).prior.tolist() == [2.0]

@@ -219,7 +219,7 @@ def test_branches_share_a_text_and_the_favour_moves_it(browser: Any, served: Ser
         until(page, f"document.querySelector('.shares').ariaLabel !== {json.dumps(before)}", LONG)
         share = float(page.locator(".shares").get_attribute("aria-label").split("law ")[1].split(" ")[0])
         assert share > 10
-        page.get_by_label("favour", exact=True).fill("-6")
+        page.get_by_label("favour", exact=True).fill("-30")
         until(page, "/law 0 %|law under/.test(document.querySelector('.shares').ariaLabel)", LONG)
         page.get_by_role("button", name="Back to the run's own").click()
         until(page, f"document.querySelector('.shares').ariaLabel === {json.dumps(before)}", LONG)

@@ -98,7 +98,8 @@ class BranchRouter(KeyRouter):
         biased = super().rank(scores, shares)
         if shares is None:
             return biased
-        span = biased.amax(-1, keepdim=True) - biased.amin(-1, keepdim=True) + 1  # lifts any above all others
+        known = biased.masked_fill(biased.isinf(), 0)  # who is forbidden stays so
+        span = known.amax(-1, keepdim=True) - known.amin(-1, keepdim=True) + 1  # lifts any above all others
         for place in self.looking:
             biased[..., place] += torch.where(shares[..., place] > 0, span, -span)
         return biased

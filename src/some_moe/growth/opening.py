@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from some_moe.config import ConfigError
 from some_moe.growth.context import Context
@@ -113,16 +114,25 @@ def let_learn(model: SomeLM) -> SomeLM:
     return model
 
 
-@torch.no_grad()
-def set_favour(model: SomeLM, offset: float) -> None:
-    """Add to the selection bias of every expert of a branch, or to the prior of a branch that looks back."""
+def move_favour(model: SomeLM, offset: float) -> list[tuple[nn.Module, str, Tensor]]:
+    """What says how readily branches are chosen, by so much more: owner, name and value of each.
+
+    That is the selection bias of a branch's experts; of a branch that looks back it is its prior.
+    """
+    moved = []
     for layer in model.layers:
         router = layer.key_router
         assert isinstance(router, BranchRouter)
-        moved = torch.full_like(router.state.bias, offset)
+        more = torch.full_like(router.state.bias, offset)
         for place in (slice(router.num_old), *router.looking):
-            moved[place] = 0
-        router.state.bias += moved
-    if isinstance(model.context, Context):
-        for branch in model.context.speaking:
-            branch.get_buffer("prior").add_(offset)
+            more[place] = 0
+        moved.append((router.state, "bias", router.state.bias + more))
+    speaking = model.context.speaking if isinstance(model.context, Context) else ()
+    return [*moved, *((branch, "prior", branch.get_buffer("prior") + offset) for branch in speaking)]
+
+
+@torch.no_grad()
+def set_favour(model: SomeLM, offset: float) -> None:
+    """Choose branches more readily, or less."""
+    for owner, name, value in move_favour(model, offset):
+        getattr(owner, name).copy_(value)

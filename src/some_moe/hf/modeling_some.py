@@ -410,7 +410,8 @@ class KeyRouter(nn.Module):
             scores = query @ keys.T
             biased = scores + state.bias  # decides who is chosen, and never how much the chosen count
             if shares is not None:
-                span = biased.amax(-1, keepdim=True) - biased.amin(-1, keepdim=True) + 1  # lifts any above all others
+                known = biased.masked_fill(biased.isinf(), 0)
+                span = known.amax(-1, keepdim=True) - known.amin(-1, keepdim=True) + 1  # lifts any above all others
                 for first, end in self.looking:
                     biased[..., first:end] += torch.where(shares[..., first:end] > 0, span, -span)
             experts = biased.topk(m["top_k"], dim=-1).indices

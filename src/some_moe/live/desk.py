@@ -95,8 +95,10 @@ class Desk:
     def _alter(
         self, run: Watched, opened: "Run", forbid: list[Pair], force: list[Pair], favour: float | None
     ) -> "list[StandIn]":
-        """What stands in for the selection biases of the layers concerned."""
+        """What stands in for the selection biases of the layers concerned, and for what says who serves a text."""
         import torch
+
+        from some_moe.growth.opening import move_favour
 
         layers, model = opened.model.layers, opened.config.model
         if not forbid and not force and favour is None:
@@ -106,17 +108,18 @@ class Desk:
         if any(at >= len(layers) for at, _ in (*forbid, *force)):
             raise ConfigError(f"{run.shown} has the layers 0 to {len(layers) - 1}; name one of them")
         changes: list[StandIn] = []
+        if favour is not None and run.grown is not None:
+            changes = move_favour(opened.model, favour - run.grown.favour)
+        biases = {owner: value for owner, name, value in changes if name == "bias"}
         for number, layer in enumerate(layers):
             state = layer.state
             assert state is not None
-            bias, count = state.bias.clone(), len(state.bias)
+            bias, count = biases.get(state, state.bias).clone(), len(state.bias)
             barred, forced = ({e for at, e in pairs if at == number} for pairs in (forbid, force))
             if not barred | forced <= set(range(count)):
                 raise ConfigError(f"layer {number} has the experts 0 to {count - 1}; name some of them")
             if barred & forced:
                 raise ConfigError(f"expert {min(barred & forced)}, layer {number}, is forbidden and forced; choose one")
-            if favour is not None and run.grown is not None:
-                bias[layer.library.up.shape[0] :] += favour - run.grown.favour
             if len(forced) >= model.top_k:  # all others are barred, so that the nearest of them are chosen
                 barred |= set(range(count)) - forced
             elif forced:

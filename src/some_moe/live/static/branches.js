@@ -10,7 +10,7 @@ export class BranchView {
     this.losses = new Chart("Loss, by favour", { unit: "favour", format: loss }); this.served = new Chart("Share that branches serve, by favour", { unit: "favour", zero: true, format: percent, axis: percent });
     this.curves = el("div", { class: "charts" }, this.losses.node, this.served.node);
     this.text = el("textarea", { "aria-label": "Text to share out", maxLength: 8000, value: "The party agrees to give notice in writing. Once upon a time there was a fox." });
-    this.slider = el("input", { type: "range", min: -6, max: 6, step: 0.1, value: 0, oninput: () => { this.say(); this.ask(); } });
+    this.slider = el("input", { type: "range", min: -30, max: 30, step: 0.1, value: 0, oninput: () => { this.say(); this.ask(); } });
     this.value = el("output", { class: "mono" }); this.back = el("button", { type: "button", onclick: () => { this.slider.value = this.own; this.say(); this.ask(); } }, "Back to the run's own");
     this.note = el("p", { class: "note", role: "status" }); this.bar = el("div", { class: "shares", role: "img" }); this.legend = el("ul", { class: "legend" }); this.tokens = el("div", { class: "tokens" }); this.sum = el("p", { class: "sum" });
     const go = el("button", { class: "first", type: "button", onclick: () => this.ask() }, "Share it out");
@@ -43,18 +43,23 @@ export class BranchView {
       .finally(() => { this.busy = false; if (this.again) setTimeout(() => this.ask(), 60); });
   }
   part(expert) { let end = 0; return this.parts.findIndex((part) => expert < (end += part.experts)); }
+  share(token) { // of each part, by gates; what branches leave is the base's
+    const of = this.parts.map(() => 0), layers = token.experts.length;
+    token.experts.forEach((experts, n) => experts.forEach((expert, k) => { of[this.part(expert)] += token.gates[n][k] / layers; }));
+    of[0] = Math.max(0, 1 - of.slice(1).reduce((sum, one) => sum + one, 0));
+    return of;
+  }
   show() {
     if (!this.found || !this.parts) return;
-    const now = this.found.altered || this.found.trace, shares = this.parts.map(() => 0);
-    let total = 0;
-    for (const token of now.tokens) for (const layer of token.experts) for (const expert of layer) { shares[this.part(expert)]++; total++; }
+    const now = this.found.altered || this.found.trace, each = now.tokens.map((token) => this.share(token));
+    const total = now.tokens.length, shares = this.parts.map((_, n) => each.reduce((sum, of) => sum + of[n], 0));
     const words = this.parts.map((part, n) => `${part.name} ${percent(shares[n] / total)}`);
     fill(this.bar, shares.map((many, n) => el("i", { style: { width: `${(100 * many) / total}%`, background: rgb(kind(n)) } }))); this.bar.setAttribute("aria-label", words.join(", "));
     fill(this.legend, words.map((word, n) => el("li", {}, el("i", { style: { background: rgb(kind(n)) } }), word)));
     const change = now.loss - this.found.trace.loss;
     fill(this.sum, el("b", {}, loss(now.loss)), " nats a token", this.found.altered && +this.slider.value !== this.own && el("span", { class: worse(change) }, ` (${signed(change)} beside the run's own favour)`));
-    fill(this.tokens, now.tokens.slice(1).map((token) => { // as strongly coloured as branches serve it
-      const grown = token.experts.flat().filter((e) => this.part(e) > 0), most = grown.length ? this.part(grown[0]) : 0, share = grown.length / token.experts.flat().length;
+    fill(this.tokens, now.tokens.slice(1).map((token, at) => { // as strongly coloured as branches serve it
+      const of = each[at + 1], share = 1 - of[0], most = of.indexOf(Math.max(...of.slice(1)), 1);
       return el("span", { class: "token", title: `${percent(share)} by branches`, style: share ? { "--tint": rgb(kind(most), 0.12 + 0.5 * share) } : {} }, token.text.replaceAll("\n", "⏎\n"));
     }));
   }
