@@ -211,16 +211,17 @@ def test_the_galaxy_is_coloured_by_what_experts_do(browser: Any, served: Served)
 def test_branches_share_a_text_and_the_favour_moves_it(browser: Any, served: Served) -> None:
     with opened(browser, served, f"#/run/{key_of(served, 'law')}/branches") as page:
         says(page, ".lead", "law (4 experts a layer)")
-        page.get_by_label("Text to share out").fill("The court finds that the clause applies.")
+        page.get_by_label("Text to share out").fill("Mia and her dog went to the pond. The court finds that the clause applies.")
         page.get_by_role("button", name="Share it out").click()
         says(page, ".legend", "base")
         before = page.locator(".shares").get_attribute("aria-label")
+        share = "parseFloat(document.querySelector('.shares').ariaLabel.split('law ')[1])"
+        own = page.evaluate(share)
+        assert 10 < own < 90
         page.get_by_label("favour", exact=True).fill("6")
-        until(page, f"document.querySelector('.shares').ariaLabel !== {json.dumps(before)}", LONG)
-        share = float(page.locator(".shares").get_attribute("aria-label").split("law ")[1].split(" ")[0])
-        assert share > 10
+        until(page, f"{share} > {own} + 5", LONG)
         page.get_by_label("favour", exact=True).fill("-30")
-        until(page, "/law 0 %|law under/.test(document.querySelector('.shares').ariaLabel)", LONG)
+        until(page, f"{share} < {own} - 5", LONG)
         page.get_by_role("button", name="Back to the run's own").click()
         until(page, f"document.querySelector('.shares').ariaLabel === {json.dumps(before)}", LONG)
         page.evaluate("location.hash = location.hash.replace('branches', 'galaxy')")
