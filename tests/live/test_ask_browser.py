@@ -211,7 +211,9 @@ def test_the_galaxy_is_coloured_by_what_experts_do(browser: Any, served: Served)
 def test_branches_share_a_text_and_the_favour_moves_it(browser: Any, served: Served) -> None:
     with opened(browser, served, f"#/run/{key_of(served, 'law')}/branches") as page:
         says(page, ".lead", "law (4 experts a layer)")
-        page.get_by_label("Text to share out").fill("Mia and her dog went to the pond. The court finds that the clause applies.")
+        page.get_by_label("Text to share out").fill(
+            "Mia and her dog went to the pond. The court finds that the clause applies."
+        )
         page.get_by_role("button", name="Share it out").click()
         says(page, ".legend", "base")
         before = page.locator(".shares").get_attribute("aria-label")

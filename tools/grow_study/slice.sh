@@ -32,5 +32,7 @@ code=$?
 kill "$packing"
 wait "$packing" 2>/dev/null
 pack
-"${PYTHON:-python}" -m tools.grow_study plan --out "$results"
+size=()
+for word in "$@"; do [[ ${last:-} == --size ]] && size=(--size "$word"); last=$word; done
+"${PYTHON:-python}" -m tools.grow_study plan --out "$results" "${size[@]}"
 exit $code
