@@ -48,10 +48,12 @@ demo: setup
 docs: setup
 	$(BIN)/python -m tools.documents
 	$(BIN)/python -m tools.studies pages
+	$(BIN)/python -m tools.grow_study page
 
 docs-check: setup
 	$(BIN)/python -m tools.documents --check
 	$(BIN)/python -m tools.studies pages --check
+	$(BIN)/python -m tools.grow_study page --check
 
 # The documentation as pages, in build/site.
 site: setup-dev

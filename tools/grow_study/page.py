@@ -28,6 +28,7 @@ from tools.grow_study.plan import (
     rows_of,
 )
 
+SHOWN = "results/grow/laptop"  # until a larger size is done
 OURS = "grow-context"  # as `some grow` makes it
 EACH_TOKEN = "grow"  # with `--looks-back 0`
 LATER = ("adapters-words", "alone-words")  # controls that no plan named, added when the library was ahead of the others
@@ -105,7 +106,7 @@ class Results:
 
 def write_page(arguments: list[str]) -> int:
     parser = Parser("python -m tools.grow_study page", "Write the study's page and its figure from the results.")
-    parser.add_argument("--results", default="results/grow", metavar="DIR", help="the cells' results (results/grow)")
+    parser.add_argument("--results", default=SHOWN, metavar="DIR", help=f"the cells' results ({SHOWN})")
     parser.add_argument("--out", default="docs/studies/grow.md", metavar="F.md", help="the page (docs/studies/grow.md)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is not up to date")
     options = parser.parse(arguments)
