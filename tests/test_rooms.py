@@ -105,7 +105,7 @@ BUDGETS = {
     "sinks": 280,
     "fast": 5_535,  # evaluation captured (68), launchers built side by side, dropout (75), the hash from a table
     "stories": 410,
-    "growth": 1_195,  # of which 180 look back: two nats on real text; and 50 are heads of branches: 0.2
+    "growth": 1_200,  # of which 180 look back: two nats on real text; and 50 are heads of branches: 0.2
     "glass": 5_900,
     "lab": 5_050,
     "commands": 2_005,
@@ -134,7 +134,7 @@ BUDGETS = {
 # ranks alone, 310; evaluation that is captured 85; dropout by one kernel 105. Meanings of fields that are read when
 # they are asked for: 5. Exported models that look back: 60; branches that are added to their base, and
 # their heads, 350 here and there, of which 40 in the core.
-CORE_BUDGET, ALL_BUDGET = 6_480, 35_050
+CORE_BUDGET, ALL_BUDGET = 6_480, 35_060
 
 
 def count_lines(rooms: set[str]) -> int:

@@ -14,6 +14,7 @@ from some_moe.growth.opening import let_learn, set_favour
 from some_moe.model.routing import Routing
 from some_moe.model.transformer import SomeLM
 from some_moe.system.records import Branch
+from tests.shared.tiny import A1, TINY
 from tests.shared.typed import refused
 
 SIZES, RANKS = (2, 3, 1), (4, 0, 2)
@@ -130,3 +131,14 @@ def test_bad_ranks_are_refused_in_one_sentence(tmp_path: Path, capsys: pytest.Ca
         )
     with pytest.raises(ConfigError, match="--head-rank -1 is out of range"):
         some_moe.grow(tmp_path, tmp_path, tmp_path / "out", head_rank=-1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("fast", "on"), ("fsdp", "true"), ("expert-parallel", "all")])
+def test_what_a_branch_cannot_be_grown_with_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    some_moe.train(A1.config.override(TINY), out=tmp_path / "base", display=False)
+    words = ("grow", str(tmp_path / "base"), "--data", str(tmp_path), "--out", str(tmp_path / "out"))
+    said = refused(capsys, *words, f"--train.{name}", value)
+    assert f"train.{name.replace('-', '_')} {value.title() if value == 'true' else value} is not to be had" in said
+    assert not (tmp_path / "out").exists()

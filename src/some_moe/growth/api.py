@@ -35,7 +35,10 @@ HEAD_RANK = 32
 SHARE = 0.02  # of kept tokens that may use a new expert, at favour 0
 ONLY = ".library.branches.0."
 PLACED = (".state.keys", ".state.bias", ".state.smoothed")  # a row an expert; the other rows of a key store are counts
-PLAIN: dict[str, Any] = {"train.fast": "off", "train.kernel": "auto"}  # the fast model knows no branches
+# Neither the fast model nor what shares a model out among processes knows branches.
+PLAIN: dict[str, Any] = {
+    "train.fast": "off", "train.kernel": "auto", "train.fsdp": False, "train.expert_parallel": "off"
+}  # fmt: skip
 DEFAULTS: dict[str, Any] = {"train.learning_rate": 6e-4, "train.weight_decay": 0.0, "train.warmup": 0.05}
 
 
@@ -154,6 +157,8 @@ def branch_config(base: RunConfig, branch: Branch, data: str | Path, steps: int,
     for name in changes:
         if not name.startswith(("train.", "data.")):
             raise ConfigError(f"{name} is the base's and stays as it is; only data.* and train.* can be set here")
+        if name in PLAIN and str(changes[name]) != str(PLAIN[name]):
+            raise ConfigError(f"{name} {changes[name]} is not to be had where a branch is grown; leave it out")
     whole = {
         "data.source": str(data),
         "data.train_subset_size": None,

@@ -220,9 +220,9 @@ class Voices(nn.Module):
         """x (B, T, D) as the head has it, what that says (B, T, V), the last layer's routing → (B, T, V) to add."""
         assert routing.experts is not None
         assert routing.gates is not None
-        whose = (routing.experts[..., None] >= self.ends).sum(-1)
-        zeros = routing.gates.new_zeros(*whose.shape[:-1], len(self.ends) + 1)
-        shares = zeros.scatter_add(-1, whose, routing.gates)[..., 1:]
+        whose = (routing.experts[..., None] >= self.ends).sum(-1, keepdim=True)  # (B, T, K, 1): 0 is the base
+        numbers = torch.arange(1, len(self.ends) + 1, device=x.device)
+        shares = ((whose == numbers) * routing.gates[..., None]).sum(-2)  # (B, T, G)
         share = (shares * (self.ranks > 0)).sum(-1, keepdim=True).clamp(max=1)
         parts = (shares / share.clamp(min=LEAST)).repeat_interleave(self.ranks, -1)  # of W; each update by its part
         into, out = self.join()

@@ -538,9 +538,9 @@ class Voices(nn.Module):
     def forward(self, x: Tensor, logits: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
         """x (B, T, D), what the head makes of it (B, T, V), experts and gates (B, T, K) → (B, T, V) to add."""
         ranks = torch.tensor(self.ranks, device=x.device)
-        whose = (experts[..., None] >= torch.tensor(self.ends, device=x.device)).sum(-1)
-        zeros = gates.new_zeros(*whose.shape[:-1], len(self.ends) + 1)
-        shares = zeros.scatter_add(-1, whose, gates.detach())[..., 1:]
+        whose = (experts[..., None] >= torch.tensor(self.ends, device=x.device)).sum(-1, keepdim=True)
+        numbers = torch.arange(1, len(self.ends) + 1, device=x.device)
+        shares = ((whose == numbers) * gates.detach()[..., None]).sum(-2)
         share = (shares * (ranks > 0)).sum(-1, keepdim=True).clamp(max=1)
         parts = (shares / share.clamp(min=1e-6)).repeat_interleave(ranks, -1)
         update = F.linear(F.linear(x, self.head_in.to(x.dtype)) * parts.to(x.dtype), self.head_out.to(x.dtype))
