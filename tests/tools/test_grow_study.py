@@ -152,8 +152,8 @@ RIVALS = {"gradient": 0.3, "centroid": 0.9, "gate": 0.8, "turn": 0.4, "arithmeti
     ("ours", "sentence"),
     [
         (1.0, "**The claim holds** against what was planned."),
-        (0.97, "**The claim does not hold**: against adapters by nearest prototype it is ahead by +0.030."),
-        (0.93, "**The claim does not hold**: against one centroid a domain it is ahead by +0.030."),
+        (0.97, "**The claim does not hold**: against adapters by nearest prototype it is ahead by 0.030."),
+        (0.93, "**The claim does not hold**: against one centroid a domain it is ahead by 0.030."),
     ],
 )
 def test_the_page_says_whether_the_claim_holds(tmp_path: Path, ours: float, sentence: str) -> None:
@@ -182,14 +182,14 @@ def test_controls_that_came_later_have_a_verdict_of_their_own() -> None:
     cells = make_up(RIVALS | {"grow-context": 1.0})
     words = " ".join(judge(Results(cells)))
     assert "**The claim holds** against what was planned." in words
-    assert "**It does not hold**: against dense alone, by words it is ahead by" not in words
-    assert "It holds there too" in words
+    assert "**it does not hold**" not in words
+    assert "it holds there too" in words
     for name, cell in cells.items():
         if name.startswith("arithmetic"):
             cell["by_words"] = cell["told"]
     words = " ".join(judge(Results(cells)))
     assert "**The claim holds** against what was planned." in words
-    assert "**It does not hold**: against dense alone, by words it is ahead by -" in words
+    assert "**it does not hold**: against dense alone, by words it is behind by" in words
 
 
 def test_an_interval_over_seeds_can_break_the_claim() -> None:
@@ -198,7 +198,7 @@ def test_an_interval_over_seeds_can_break_the_claim() -> None:
         for row in cells[Cell("centroid", seed, METHODS["centroid"].rates[1]).name]["rows"]:
             row["test"]["gained"] += shift
     words = " ".join(judge(Results(cells)))
-    assert "**The claim does not hold**: against one centroid a domain it is ahead by +0.100" in words
+    assert "**The claim does not hold**: against one centroid a domain it is ahead by 0.100" in words
 
 
 def test_a_rate_at_the_end_is_tried_beyond(study: Study) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from some_moe.glass.figures.canvas import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SOFT, make_panels, styled
-from tools.grow_study.page import CEILINGS, Results
+from tools.grow_study.page import CEILINGS, WHOLE_ROW, Results
 from tools.grow_study.plan import METHODS, OLD
 from tools.published_figures import PublishedFigure, settle
 
@@ -44,7 +44,7 @@ def draw_frontier(results: Results) -> PublishedFigure:
             look: dict[str, Any] = {"markersize": 4, "linewidth": 1.2} | LOOKS[name]
             if name in CEILINGS:
                 look["linestyle"] = "none"
-            mark = " †" if METHODS[name].needs == OLD else ""
+            mark = " †" if METHODS[name].needs == OLD else " §" if name in WHOLE_ROW else ""
             axes.plot(*zip(*shown, strict=True), label=METHODS[name].words + mark, **look)
     free = [point for name, points in curves.items() if not METHODS[name].needs for point in points]
     front = find_frontier([point for point in free if point[0] <= FARTHEST])
@@ -59,7 +59,8 @@ def draw_frontier(results: Results) -> PublishedFigure:
     caption = (
         "Left and down is better. Each curve is one method at its chosen rate, a point for each favour, share or "
         f"factor, means over seeds on test; what loses more than {FARTHEST} is not shown. The band is the "
-        "frontier of methods that have neither old text nor labels; the dotted line is 0.05. † has old text."
+        "frontier of methods that have neither old text nor labels; the dotted line is 0.05. † has old text, § "
+        "reads a row to its end before it chooses."
     )
     return PublishedFigure(title=title, caption=caption, figure=figure, content=[curves, front])
 

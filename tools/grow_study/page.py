@@ -141,6 +141,9 @@ def make_page(folder: Path, out: Path) -> dict[Path, bytes]:
         "# Grow and merge: prove or break",
         f"Made from `{folder}` by `python -m tools.grow_study page`. What was expected, written before the first run: "
         "[predictions](grow-predictions.md). How it is used: [growing](../growing.md).",
+        "## Verdict",
+        conclude(results),
+        "## What was run",
         *describe(results),
         "## The claim",
         *judge(results),
@@ -214,6 +217,13 @@ def describe(results: Results) -> list[str]:
     ]
 
 
+def conclude(results: Results) -> str:
+    """Two sentences, at the size that was run."""
+    blocks = judge(results)
+    size = results.any["size"]["name"]
+    return blocks[0] if len(blocks) == 1 else f"At size {size}: {blocks[1]} {blocks[2]}"
+
+
 def judge(results: Results, library: str = OURS) -> list[str]:
     """The claim, item by item."""
     ours = results.at(library, CHOSEN_AT)
@@ -232,7 +242,8 @@ def judge(results: Results, library: str = OURS) -> list[str]:
         half = interval(ahead)
         fits = mean(ahead) >= AHEAD and mean(ahead) > half
         if not fits:
-            faults[name] = f"against {METHODS[name].words} it is ahead by {mean(ahead):+.3f}"
+            side = "ahead" if mean(ahead) > 0 else "behind"
+            faults[name] = f"against {METHODS[name].words} it is {side} by {abs(mean(ahead)):.3f}"
         width = "–" if math.isinf(half) else f"± {half:.3f}"
         rows.append([label(name), f"{mean(ahead):+.3f}", width, "yes" if fits else "**no**"])
     told = results.records("adapters-told")
@@ -246,7 +257,7 @@ def judge(results: Results, library: str = OURS) -> list[str]:
     verdict = (
         f"**The claim does not hold**: {planned[0]}." if planned else "**The claim holds** against what was planned."
     )
-    harder = f"**It does not hold**: {'; '.join(later)}." if later else "It holds there too."
+    harder = f"**it does not hold**: {'; '.join(later)}." if later else "it holds there too."
     lost = [results.lost(library, seed, row) for seed, row in ours.items()]
     return [
         f"For the library merged from all domains, where valid loses at most {CHOSEN_AT} nats: gained at least {AHEAD} "

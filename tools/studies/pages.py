@@ -309,7 +309,9 @@ stands for it; pages alone need matplotlib. Verdicts are written by hand in `too
 
 def write_index(plan: Plan, records: Records, words: Mapping[str, Any], outcomes: Outcomes) -> list[str]:
     pages = [f"- [{about['title']}]({name}.md): {about['question']}" for name, about in words["pages"].items()]
-    pages.append("- Made by tools of their own: [adaptation](adaptation.md), `grow.md`, `guilds.md`.")
+    pages.append(
+        "- Made by tools of their own: [adaptation](adaptation.md), [growing, merging](grow.md), [guilds](guilds.md)."
+    )
     rows = []
     for study in plan.studies.values():
         total, done, seconds = foretell(plan, study, records)

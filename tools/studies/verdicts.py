@@ -11,6 +11,7 @@ WITHIN = 0.02  # nats: what counts as equal where a statement says nothing
 KINDS = ("ahead", "equal", "faster")
 PAGES = {
     "results": "../results.md", "depth": "depth.md", "gravity": "gravity.md", "adapt": "adaptation.md",
+    "grow": "grow.md",
 }  # fmt: skip
 
 
