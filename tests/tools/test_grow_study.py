@@ -360,15 +360,15 @@ def test_the_plan_counts_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["plan", "--out", str(tmp_path)]) == 0
     first = capsys.readouterr().out
     assert "seconds are guessed" in first
-    assert "seed 0: 67 cells" in first  # three bases, and four rates of each of 16 methods
-    assert "seed 2: 19 cells" in first
+    assert "seed 0: 71 cells" in first  # three bases, and four rates of each of 17 methods
+    assert "seed 2: 20 cells" in first
     for name, cell in make_up({"turn": 0.5}).items():
         (tmp_path / f"{name}.json").write_text(json.dumps(cell))
     assert main(["plan", "--out", str(tmp_path)]) == 0
     after = capsys.readouterr().out
     assert "measured in 18 cells" in after
-    assert "seed 0: 60 cells" in after
-    assert "seed 2: 15 cells" in after
+    assert "seed 0: 64 cells" in after
+    assert "seed 2: 16 cells" in after
 
 
 @pytest.mark.slow
@@ -460,7 +460,7 @@ def test_a_slice_takes_texts_as_they_are_carried_and_packs_its_results(tmp_path:
     )
     assert found.returncode == 0, found.stderr
     assert "base-gravity-seed0: done" in found.stdout
-    assert "seed 2: 19 cells" in found.stdout  # the plan of what is left
+    assert "seed 2: 20 cells" in found.stdout  # the plan of what is left
     with tarfile.open(tmp_path / "out" / "grow.tar.gz") as packed:
         names = packed.getnames()
     assert "results/grow/base-gravity-seed0.json" in names

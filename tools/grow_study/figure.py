@@ -13,6 +13,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "grow-lora": {"color": BLUE, "marker": "o", "markerfacecolor": "white", "linewidth": 1.2},
     "grow-wide": {"color": BLUE, "marker": "s", "linestyle": "--"},
     "grow-context": {"color": INK, "marker": "o", "linewidth": 2.4, "zorder": 5},
+    "grow-context-lora": {"color": INK, "marker": "o", "markerfacecolor": "white", "linewidth": 1.2},
     "grow-told": {"color": INK, "marker": "*", "markersize": 11},
     "gradient": {"color": ORANGE, "marker": "s"},
     "centroid": {"color": ORANGE, "marker": "^", "linestyle": "--"},

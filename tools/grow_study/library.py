@@ -106,8 +106,8 @@ def grow(bench: Bench, method: str, domain: str, rate: float, known: Queries, *,
     """A branch that has learned a domain. may_read: one that another cell has made will do."""
     size = bench.size
     number = size.top_k if method == "centroid" else size.new_experts
-    lora = "lora" if method == "grow-lora" else "full"
-    weight = LOOKS_BACK if method == "grow-context" else 0.0
+    lora = "lora" if method.endswith("-lora") else "full"
+    weight = LOOKS_BACK if method.startswith("grow-context") else 0.0
     branch = make_branch(domain, number, lora, size.lora_rank, weight, HEAD_RANK)
     place = bench.study.work / "parts" / f"{method}-rate{rate:g}-seed{bench.seed}-{domain}.safetensors"
     if may_read and place.is_file():

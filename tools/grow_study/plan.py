@@ -87,9 +87,10 @@ LOW_RANK = (3e-3, 1e-2, 3.3e-2)
 WHOLE = (3e-5, 1e-4, 3e-4)
 METHODS = {
     "grow": Method(words="library, each token alone", family="gravity", rates=BRANCH),
-    "grow-lora": Method(words="library, low-rank branches", family="gravity", rates=LOW_RANK),
-    "grow-wide": Method(words="library, learned with more text", family="gravity", rates=BRANCH),
+    "grow-lora": Method(words="library, each token alone, low rank", family="gravity", rates=LOW_RANK),
+    "grow-wide": Method(words="library, each token alone, more text", family="gravity", rates=BRANCH),
     "grow-context": Method(words="library, looking back", family="gravity", rates=BRANCH),
+    "grow-context-lora": Method(words="library, looking back, low rank", family="gravity", rates=LOW_RANK),
     "grow-told": Method(words="library, domain told", family="gravity", rates=(), needs=TOLD),
     "gradient": Method(words="gradient keys", family="gradient", rates=BRANCH),
     "centroid": Method(words="one centroid a domain", family="gravity", rates=BRANCH),
