@@ -179,7 +179,7 @@ def fit_epochs(config: RunConfig, data: Dataset, steps: int) -> RunConfig:
 
 @torch.no_grad()
 def begin_branch(model: SomeLM, new: Queries, kept: Queries, share: float, seed: int) -> float:
-    """Find the keys of the last branch among the queries of its text, copy the nearest experts, and set its bias.
+    """Find a new branch's keys in the queries of its text, its beginning in the nearest experts, and its bias or prior.
 
     Returns the share of the new text's tokens, over all layers, that choose any of its experts; of a branch that looks
     back, its mean share of that text.
